@@ -45,7 +45,7 @@ def prepare(folder: Path, images: int) -> None:
 def ours(folder: Path, resamples: int) -> dict[str, Any]:
     """Replicates of both sides from their items files."""
     from momentum_transfer.verdicts.average_precision import replicates
-    from momentum_transfer.verdicts.outcomes import multinomial_weights
+    from momentum_transfer.verdicts.outcomes import item_weights
     from momentum_transfer.verdicts.ranked import Ranked
 
     began = time.process_time()
@@ -53,7 +53,7 @@ def ours(folder: Path, resamples: int) -> dict[str, Any]:
     for name in SIDES:
         with np.load(folder / f"{name}.npz") as archive:
             sides.append(Ranked.from_arrays(dict(archive)))
-    weights = multinomial_weights(sides[0].images, resamples)
+    weights = item_weights(sides[0].images, resamples)
     first, second = (replicates(side, weights)["AP"] for side in sides)
     return {"seconds": time.process_time() - began, "std": float((first - second).std(ddof=1))}
 

@@ -7,7 +7,7 @@ Pairs of detectors that find every object with the same chance, so that their AP
 one by one or as 20 films of 5 frames, on each of which either detector has good or bad luck of its own. Then nine
 measures (means over 200 images) whose outcomes correlate by rho: how often any one of them is called different where
 none is, and how many are found where all differ by three standard errors, by Holm and by max-t. hotcoco is in the extra
-``benchmark``.
+``benchmark``. About ten CPU minutes.
 """
 
 import argparse
@@ -26,8 +26,9 @@ import numpy as np
 
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.log import say, table
-from momentum_transfer.verdicts.comparison import ALPHA, Comparison, ItemEvidence, compare, holm, max_t
-from momentum_transfer.verdicts.outcomes import jackknife_weights, multinomial_weights
+from momentum_transfer.verdicts.comparison import ALPHA, Comparison, ItemEvidence, compare
+from momentum_transfer.verdicts.corrections import holm, max_t
+from momentum_transfer.verdicts.outcomes import item_weights
 
 IMAGES, FRAMES, CLASSES, PAIR_RESAMPLES = 100, 5, 3, 300
 MEASURES, ITEMS, RESAMPLES = 9, 200, 1000
@@ -74,16 +75,14 @@ def ours(truth: dict[str, Any], results: list[list[dict[str, Any]]], films: bool
     values, n, found = [{0: each.metrics["AP"]} for each in (a, b)], PAIR_RESAMPLES, {}
     ways = {"ours": None, **({"ours, films resampled": np.arange(IMAGES) // FRAMES} if films else {})}
     for name, groups in ways.items():
-        weights = np.concatenate(
-            [multinomial_weights(IMAGES, n, groups=groups), jackknife_weights(IMAGES, groups=groups)]
-        )
+        weights = item_weights(IMAGES, n, groups=groups, blocks=100)
         first, second = (replicates(each.items, weights)["AP"] for each in (a, b))
         clusters = None if groups is None else int(groups.max()) + 1
         evidence = ItemEvidence(IMAGES, first[:n], second[:n], first[n:], second[n:], clusters=clusters)
         change = compare(*values, evidence=evidence)
         found[name] = (change.low or 0.0, change.high or 0.0)
         if groups is None:
-            apart = replicates(b.items, multinomial_weights(IMAGES, n, seed=1))["AP"]
+            apart = replicates(b.items, item_weights(IMAGES, n, seed=1))["AP"]
             low, high = np.percentile(first[:n] - apart, [2.5, 97.5])
             found["unpaired bootstrap"] = (float(low), float(high))
     return found
@@ -110,6 +109,8 @@ def coverage(places: range, films: bool, folder: Path) -> dict[str, np.ndarray]:
     """The intervals of every method, [pairs, 2], over new pairs, of which each number is another."""
     found: dict[str, list[tuple[float, float]]] = {}
     for place in places:
+        if place % 50 == 0:
+            say(f"pair {place} of {len(places)}, {'films' if films else 'images'} drawn")
         truth, results = pair(np.random.default_rng([place, films]), films)
         for name, interval in (ours(truth, results, films) | hotcoco(truth, results, folder)).items():
             found.setdefault(name, []).append(interval)
@@ -123,7 +124,7 @@ def families(runs: int, rho: float, shift: float) -> dict[str, np.ndarray]:
         shift: true difference of every measure, in standard errors.
     """
     random = np.random.default_rng([runs, int(100 * rho)])
-    weights = np.concatenate([multinomial_weights(ITEMS, RESAMPLES), jackknife_weights(ITEMS)]).astype(np.float64)
+    weights = item_weights(ITEMS, RESAMPLES, blocks=100).astype(np.float64)
     weights /= weights.sum(axis=1, keepdims=True)
     corrections: dict[str, Callable[[list[Comparison]], list[float]]] = {
         "none": lambda found: [one.p or 0.0 for one in found],
@@ -158,6 +159,7 @@ def main(args: argparse.Namespace) -> None:
     table(f"{args.pairs} pairs of equal detectors, {IMAGES} images, {PAIR_RESAMPLES} resamples, in %", heads, rows)
     rows = []
     for rho in (0.0, 0.5, 0.9):
+        say(f"{2 * args.runs} runs at rho {rho:g}")
         null, real = families(args.runs, rho, 0.0), families(args.runs, rho, 3.0)
         rows.append([f"{rho:g}", *(f"{100 * null[name].any(axis=1).mean():.1f}" for name in null),
                      *(f"{100 * real[name].mean():.1f}" for name in real)])  # fmt: skip

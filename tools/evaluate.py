@@ -25,7 +25,7 @@ if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.backbones.hub import is_hub_name
-from momentum_transfer.core.command import at_least, number_in, run_tool
+from momentum_transfer.core.command import above_0, at_least, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import RANDOM_OF, is_made, weights_name
 from momentum_transfer.core.log import say, table
@@ -196,10 +196,6 @@ def _show_seeds(args: argparse.Namespace) -> None:
     say("several measures at once need more: Holm's correction divides 5 % among them")
 
 
-#: Argument type of numbers above 0.
-_POSITIVE = number_in(1e-300, 1e300, "a number above 0")
-
-
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -216,10 +212,10 @@ def parser() -> argparse.ArgumentParser:
     add("--output", metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
     add("--dry-run", action="store_true", help="print the plan with the expected hours and money")
     add("--measured", nargs="+", default=[], metavar="RECORDS", help="records of earlier runs whose hours count")
-    add("--price", type=_POSITIVE, metavar="MONEY", help="of a GPU hour: the plan shows costs")
+    add("--price", type=above_0, metavar="MONEY", help="of a GPU hour: the plan shows costs")
     add("--plan", action="store_true", help="say how many seeds --detect needs at --sigma, and stop")
-    add("--detect", type=_POSITIVE, metavar="POINTS", help="true difference that is to be shown")
-    add("--sigma", type=_POSITIVE, metavar="POINTS", help="standard deviation of a score over seeds")
+    add("--detect", type=above_0, metavar="POINTS", help="true difference that is to be shown")
+    add("--sigma", type=above_0, metavar="POINTS", help="standard deviation of a score over seeds")
     add(
         "--jobs",
         type=at_least(1),

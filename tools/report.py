@@ -12,7 +12,7 @@ from pathlib import Path
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.command import resamples, run_tool
+from momentum_transfer.core.command import above_0, resamples, run_tool
 from momentum_transfer.core.errors import counted
 from momentum_transfer.core.log import say
 from momentum_transfer.core.shipped import typed
@@ -27,6 +27,7 @@ def main(args: argparse.Namespace) -> None:
     report = make_report(
         args.results, args.runs, command=typed(["tools/report.py", *sys.argv[1:]]), title=args.title,
         resamples=args.resamples, methods=read_methods(args.method), baseline=args.baseline,
+        margin=args.margin,
     )  # fmt: skip
     write_report(report, out)
     for verdict in report.verdicts:
@@ -61,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="checkpoint to compare with (default: of METHOD random, or so named)",
     )
+    add("--margin", type=above_0, metavar="POINTS", help="says what is equal within it")
     add("--title", default="Does it transfer?", help="heading of the page (default: %(default)s)")
     return parser
 

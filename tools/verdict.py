@@ -16,7 +16,7 @@ from pathlib import Path
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.command import at_least, number_in, run_tool
+from momentum_transfer.core.command import above_0, at_least, run_tool
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import write_text
 from momentum_transfer.core.log import say, table, warn
@@ -34,10 +34,12 @@ def main(args: argparse.Namespace) -> None:
     _check_written(args, [file for file in (truth, *files, args.groups) if file])
     say(f"comparing {', '.join(files[1:])} with {files[0]}")
     from momentum_transfer.report.file_verdict import verdict  # here: scipy takes most of a second
+    from momentum_transfer.report.read_inputs import read_methods
 
     score = {name: value for name in _SCORE if (value := getattr(args, name)) is not None}
     found = verdict(*files, ground_truth=truth, kind=args.kind, groups=args.groups, margin=args.margin,
-                    require=args.require, resamples=args.resamples, seed=args.seed, **score)  # fmt: skip
+                    require=args.require, measure=args.measure, methods=read_methods(args.method),
+                    resamples=args.resamples, seed=args.seed, **score)  # fmt: skip
     view = found.table()
     rows = [[row.label, *(cell.text for cell in row.cells)] for row in view.rows]
     table(view.title, (view.first, *view.columns), rows)
@@ -45,8 +47,8 @@ def main(args: argparse.Namespace) -> None:
         warn(notice)
     for line in found.sentences:
         say(line)
-    for line, met in found.gate:
-        (say if met else warn)(line)
+    for each in found.gate:
+        (say if each.met else warn)(each.line)
     for out, text in ((args.json, found.as_json), (args.html, found.as_html)):
         if out:
             write_text(out, text())
@@ -63,10 +65,6 @@ def _check_written(args: argparse.Namespace, inputs: list[str]) -> None:
             raise InputError(f"expected --json and --html as files of their own, found {out}; choose another name")
 
 
-#: Argument type of numbers above 0.
-_POSITIVE = number_in(1e-300, 1e300, "a number above 0")
-
-
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -74,8 +72,17 @@ def parser() -> argparse.ArgumentParser:
     add("--outcomes", nargs="+", default=[], metavar="CSV", help="instead: image ids, and values or hits by measure")
     add("--require", action="append", default=[], metavar="RULE",
                      help='"AP >= -0.5" or "AP > 0": the 95%% interval lies there; may be repeated')  # fmt: skip
+    add(
+        "--measure",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="compare this one; may be repeated (default: all)",
+    )
+    add("--method", action="append", default=[], metavar="NAME=CKPT,CKPT",
+                    help="results files: pretrainings of one method")  # fmt: skip
     add("--groups", metavar="CSV", help="images and their films, patients or sites, which are resampled whole")
-    add("--margin", type=_POSITIVE, metavar="POINTS", help="says what is equal within it")
+    add("--margin", type=above_0, metavar="POINTS", help="says what is equal within it")
     add("--json", type=Path, metavar="FILE", help="all numbers")
     add("--html", type=Path, metavar="FILE", help="one page")
     add("--kind", choices=("coco", "lvis", "voc", "semantic"), help="of ground truth (default: found from it)")

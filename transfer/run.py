@@ -227,7 +227,7 @@ class _Command:
         entries = []
         for found in task.evaluate(predictions):
             stem = f"{found.task}-{dataset}-{checkpoint['name']}-t{trial}"
-            items = records.write_items(file.parent, stem, in_groups(found.outcomes, task.groups(dataset)))
+            items = records.write_items(file.parent, stem, in_groups(found.outcomes, task.groups[dataset]))
             table(f"{dataset}, {found.task}", list(found.metrics), [[f"{v:.2f}" for v in found.metrics.values()]])
             for metric, value in found.metrics.items():
                 entries.append(

@@ -259,6 +259,10 @@ def number_in(low: float, high: float, of: str) -> Callable[[str], float]:
     return number
 
 
+#: Argument type of points, trials' spread and the like.
+above_0 = number_in(1e-300, 1e300, "a number above 0")
+
+
 def resamples(text: str) -> int:
     """Argument type of how often test images are resampled: 0, or often enough for an interval."""
     if not (text.isascii() and text.isdecimal()) or 0 < int(text) < 100:

@@ -5,6 +5,8 @@ NumPy archives are checked before any memory that they ask for is allocated.
 """
 
 import contextlib
+import csv
+import io
 import json
 import math
 import re
@@ -67,6 +69,32 @@ def read_json(path: Path, holds: str) -> Any:
 def read_lines(path: Path, holds: str) -> list[str]:
     """The stripped lines of a UTF-8 file, empty ones included, so that places are line numbers; as `read_text`."""
     return [line.strip() for line in read_text(path, holds).splitlines()]
+
+
+def csv_rows(text: str, where: str) -> list[tuple[int, list[str]]]:
+    """Line numbers and stripped cells of CSV ``text``, by commas, semicolons or tabs, of which its first line has most.
+
+    Lines without content are left out. InputError (naming ``where``) for a cell without end, or uneven lines.
+    """
+    first = text.lstrip("\r\n").partition("\n")[0]
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count))
+    try:
+        found = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+    except csv.Error as error:
+        raise InputError(f"expected CSV in {where}, but line {reader.line_num} cannot be read: {error}") from error
+    found = [(line, row) for line, row in found if any(row)]
+    for line, row in found:
+        if len(row) != (width := len(found[0][1])):
+            raise InputError(
+                f"expected as many cells in every line of {where} as in the first ({width}), found {len(row)} in line "
+                f"{line}: {shown(row)}"
+            )
+    return found
+
+
+def item_id(cell: str) -> str:
+    """The id of an item in a table: ``1.0``, as pandas writes whole numbers beside one that is missing, is ``1``."""
+    return re.sub(r"^(\d+)\.0+$", r"\1", cell)
 
 
 #: Limits of a YAML file, more than any list of classes or tasks needs. Its size in bytes.

@@ -95,7 +95,8 @@ class Results:
     """All cells, and what was set aside.
 
     ``unlike`` are the checkpoints with other settings than the rest of a measure, ``kinds`` which of `BASELINES` each
-    checkpoint is ("" for one that is evaluated), ``data`` counts of the test ``images`` and ``classes``.
+    checkpoint is ("" for one that is evaluated), ``data`` counts of the test ``images`` and ``classes``,
+    ``descriptive`` the metrics that are never compared.
     """
 
     checkpoints: list[str]
@@ -105,6 +106,7 @@ class Results:
     unlike: dict[Measure, frozenset[str]]
     kinds: dict[str, str]
     data: dict[Measure, Record]
+    descriptive: Sequence[str] = DESCRIPTIVE
 
     def baseline(self, kind: str) -> str | None:
         """The first checkpoint of that kind."""

@@ -17,7 +17,7 @@ from momentum_transfer.report.aggregate import Measure, Results
 from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.summary import mean_ranks, ranking
 from momentum_transfer.report.tables import CellView, RowView, TableView
-from momentum_transfer.verdicts.comparison import BETTER, NOT_COMPARED, NOT_SIGNIFICANT, ONE_TRIAL, WORSE, points
+from momentum_transfer.verdicts.corrections import BETTER, NOT_COMPARED, NOT_SIGNIFICANT, ONE_TRIAL, WORSE, points
 from momentum_transfer.verdicts.ranking import FEWEST_CHECKPOINTS, Agreement, agreement
 
 #: Baselines of the sentences, in this order, and what they are called there.
@@ -58,7 +58,9 @@ class Balance:
     @property
     def parts(self) -> tuple[tuple[str, str, int], ...]:
         """(kind, words, count) of the bar's parts that are not empty, from left to right."""
-        return tuple((kind, word, self.counts[word]) for kind, word in _PARTS.items() if self.counts[word])
+        better, *others = _PARTS.items()
+        equal = [("even", word) for word in self.counts if word not in _PARTS.values()]  # within a margin
+        return tuple((kind, word, self.counts[word]) for kind, word in (better, *equal, *others) if self.counts[word])
 
 
 def balances(comparisons: Comparisons) -> list[Balance]:
@@ -121,7 +123,7 @@ def _sentence(comparisons: Comparisons, name: str, base: str, called: str) -> st
         return f"{name} and {base} ({called}) have no measure in common."
     counts, total, about = Counter(words.values()), len(words), comparisons.subject(name, base)
     parts: list[str] = []
-    for word in (BETTER, WORSE, NOT_SIGNIFICANT):
+    for word in (BETTER, WORSE, *sorted(set(counts) - set(_PARTS.values())), NOT_SIGNIFICANT):  # equal within …
         if counts[word]:
             count = f"all {total}" if counts[word] == total > 1 else f"{counts[word]} of {total}"
             parts.append(f"{word} on {count} measure{'s' * (total > 1)}" if not parts else f"{word} on {counts[word]}")

@@ -17,7 +17,7 @@ import yaml
 from momentum_transfer.backbones import hub
 from momentum_transfer.core.errors import InputError, extra
 from momentum_transfer.core.files import atomic_path, write_text
-from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Record, Results
+from momentum_transfer.report.aggregate import Cell, Measure, Record, Results
 from momentum_transfer.report.page import escape, markdown_row
 from momentum_transfer.report.provenance import provenance
 
@@ -51,7 +51,7 @@ def scores_of(results: Results, name: str) -> list[Scored]:
     found = [
         (measure, cells[name])
         for measure, cells in results.cells.items()
-        if name in cells and measure.metric not in DESCRIPTIVE
+        if name in cells and measure.metric not in results.descriptive
     ]
     if not found:
         raise InputError(f"expected scores of {name!r}, found them of {', '.join(results.checkpoints) or 'nothing'}")

@@ -9,16 +9,10 @@ import numpy as np
 
 from momentum_transfer.core import records
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.report.aggregate import BASELINES, DESCRIPTIVE, Cell, Measure, Results
-from momentum_transfer.verdicts.comparison import FEW_GROUPS, Comparison, ItemEvidence, compare, verdicts
-from momentum_transfer.verdicts.outcomes import (
-    Outcomes,
-    PerItem,
-    check_paired,
-    jackknife_weights,
-    multinomial_weights,
-    replicates,
-)
+from momentum_transfer.report.aggregate import BASELINES, Cell, Measure, Results
+from momentum_transfer.verdicts.comparison import Comparison, ItemEvidence, compare
+from momentum_transfer.verdicts.corrections import verdicts
+from momentum_transfer.verdicts.outcomes import Outcomes, PerItem, check_paired, item_weights, replicates
 
 #: Resamples of the test items.
 RESAMPLES = 1000
@@ -29,8 +23,8 @@ RULE = (
 )
 
 _ABOUT = (
-    "Where a checkpoint was pretrained once, this is about the checkpoint, not about its method: another seed of "
-    "pretraining would give another one."
+    "Where a checkpoint was trained once, this is about the checkpoint, not about its method: another seed of the "
+    "training would give another one."
 )
 
 
@@ -51,6 +45,7 @@ class Comparisons:
         methods: those whose trials are pretrainings, with their checkpoints.
         notices: why outcomes that records name could not be used.
         seed: of the resamples. outcomes: what was read, by the hash that records name it by.
+        margin: points within which the page's words call a difference none.
     """
 
     results: Results
@@ -59,6 +54,7 @@ class Comparisons:
     notices: list[str] = field(default_factory=list)
     seed: int = 0
     outcomes: dict[str, Outcomes] = field(default_factory=dict)
+    margin: float | None = None
     _comparisons: dict[tuple[Measure, str, str], Comparison | None] = field(default_factory=dict)
     _replicates: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _words: dict[tuple[str, str], dict[Measure, str]] = field(default_factory=dict)
@@ -68,8 +64,7 @@ class Comparisons:
         key = measure, name, base
         if key not in self._comparisons:
             cells = self.results.cells[measure]
-            ours = bool(measure.task)  # a measure of another tool has no task, and may have any name
-            comparable = name in cells and base in cells and not (ours and measure.metric in DESCRIPTIVE)
+            comparable = name in cells and base in cells and measure.metric not in self.results.descriptive
             if comparable and cells[name].configs and cells[base].configs:
                 comparable = cells[name].configs == cells[base].configs
             self._comparisons[key] = self._compare(measure, name, base) if comparable else None
@@ -86,9 +81,14 @@ class Comparisons:
             family = [(one, *pair) for pair in pairs for one in self.results.headlines()
                       if all(each in cells[one] for each in pair)]  # fmt: skip
             self._words.update({pair: {} for pair in pairs})
-            for (measure, *pair), (word, _) in verdicts({key: self.of(*key) for key in family}).items():
+            for (measure, *pair), (word, _) in self.verdicts(family).items():
                 self._words[pair[0], pair[1]][measure] = word
         return self._words[name, base]
+
+    def verdicts(self, family: Sequence[tuple[Measure, str, str]]) -> dict[tuple[Measure, str, str], Any]:
+        """Word and corrected p of each (measure, name, base) of a family that is read together."""
+        margins = None if self.margin is None else dict.fromkeys(family, self.margin)
+        return verdicts({key: self.of(*key) for key in family}, margins)
 
     @functools.cached_property
     def _pairs(self) -> list[tuple[str, str]]:
@@ -110,7 +110,14 @@ class Comparisons:
         first, second = (self.results.cells[measure][each] for each in (name, base))
         shared = not first.seeds or not second.seeds or first.seeds == second.seeds
         names = f"{measure.task} of {name}", f"{measure.task} of {base}"
-        return compare(first.values, second.values, shared, self._evidence(measure.metric, names, (first, second)))
+        found = compare(first.values, second.values, shared, self._evidence(measure.metric, names, (first, second)))
+        if found.in_few_groups:
+            where = f"{measure.task}: " if measure.task else ""
+            self._notice(f"{where}{found.clusters} groups of test images are few; intervals are wide, and rough")
+        if found.items and found.constant:
+            where = f"{measure.label.strip()}, {name} against {base}"
+            self._notice(f"{where}: the same difference on every item; p = 0 says only that these do not spread")
+        return found
 
     def _evidence(self, metric: str, names: tuple[str, str], sides: tuple[Cell, Cell]) -> ItemEvidence | None:
         if not self.resamples or not all(set(cell.items) == set(cell.values) for cell in sides):
@@ -130,13 +137,10 @@ class Comparisons:
         hits = [side[0].values[metric] for side in outcomes if len(side) == 1 and isinstance(side[0], PerItem)]
         b = self.resamples
         groups = outcomes[0][0].clusters
-        clusters = None if groups is None else int(groups.max()) + 1
-        if clusters is not None and clusters < FEW_GROUPS:
-            self._notice(f"{names[0].split(' of ')[0]}: {clusters} groups of test images are few; intervals are rough")
         return ItemEvidence(
             outcomes[0][0].images, first[:b], second[:b], first[b:], second[b:],
             hits=(hits[0], hits[1]) if groups is None and len(hits) == 2 and hits[0].dtype == bool else None,
-            clusters=clusters,
+            clusters=None if groups is None else int(groups.max()) + 1,
         )  # fmt: skip
 
     def _notice(self, text: str) -> None:
@@ -163,7 +167,6 @@ class Comparisons:
 def _weights(images: int, resamples: int, clusters: bytes | None, seed: int) -> np.ndarray:
     """[resamples + blocks, images] of the bootstrap, then of the jackknife; read-only, because all callers get it."""
     groups = None if clusters is None else np.frombuffer(clusters, dtype=np.int64)
-    drawn = multinomial_weights(images, resamples, seed, groups)
-    weights = np.concatenate([drawn, jackknife_weights(images, groups=groups)], axis=0)
+    weights = item_weights(images, resamples, seed, groups, blocks=100)
     weights.setflags(write=False)
     return weights

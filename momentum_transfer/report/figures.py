@@ -19,7 +19,7 @@ from momentum_transfer.report.answers import Pair
 from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.read_inputs import Curve
 from momentum_transfer.report.tables import CellView, RowView, TableView, number
-from momentum_transfer.verdicts.comparison import BETTER, WORSE
+from momentum_transfer.verdicts.corrections import BETTER, WORSE
 
 #: Most lines of the slope chart and of a plot over layers.
 _LINES = 8

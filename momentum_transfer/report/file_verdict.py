@@ -9,8 +9,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib import import_module, resources
+from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,17 @@ import msgspec
 import numpy as np
 
 from momentum_transfer.core.errors import InputError, counted, shown
+from momentum_transfer.core.files import weights_name
 from momentum_transfer.images.groups import read_groups
 from momentum_transfer.report import tables
 from momentum_transfer.report.aggregate import Cell, Measure, Results, aggregate
 from momentum_transfer.report.differences import RESAMPLES, Comparisons, about
 from momentum_transfer.report.outcome_tables import paired, read_outcomes
-from momentum_transfer.report.read_inputs import read_records
+from momentum_transfer.report.read_inputs import merge_methods, read_records
 from momentum_transfer.report.tables import CellView, RowView, TableView, number
-from momentum_transfer.verdicts.comparison import FEW_GROUPS, Comparison, verdicts, word
-from momentum_transfer.verdicts.outcomes import Outcomes, group_numbers, in_groups
+from momentum_transfer.verdicts.comparison import Comparison
+from momentum_transfer.verdicts.corrections import word
+from momentum_transfer.verdicts.outcomes import Outcomes, in_groups
 from momentum_transfer.verdicts.power import trials_needed
 
 #: Kinds of predictions, and the settings of their scores that may be given.
@@ -36,11 +38,7 @@ KINDS = {"coco": ("iou_type", "max_dets"), "lvis": ("iou_type", "max_dets"), "vo
 #: Fewer items do not show how they spread.
 FEWEST_ITEMS = 10
 
-_ABOUT = (
-    "This is about what made these files, as it was trained once: another training gives others, and it takes several "
-    "trainings a side to say something of a method."
-)
-_NUMBERS = ("value", "low", "high", "p", "se", "items", "detectable")
+_NUMBERS = ("value", "low", "high", "p", "se", "df", "items", "clusters", "detectable")
 
 
 @dataclass(frozen=True)
@@ -57,26 +55,41 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Gate:
+    """A requirement of one file: met where the 95 % interval's lower end ``low`` is at (or above) ``bound`` points."""
+
+    measure: str
+    name: str
+    sign: str
+    bound: float
+    low: float
+    met: bool
+    line: str
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What the table, the page and the gate say.
 
     Attributes:
         against: the first file, with which all others are compared. what: of which items: ``5000 images of val.json``.
         sentences: one for each other file, then what the verdict is about.
-        gate: (line, whether it is met) of every requirement and file.
+        gate: of every requirement and file. resamples, seed: of the bootstrap.
     """
 
     against: str
     what: str
     rows: tuple[Row, ...]
     sentences: tuple[str, ...]
-    gate: tuple[tuple[str, bool], ...]
+    gate: tuple[Gate, ...]
     notices: tuple[str, ...]
+    resamples: int
+    seed: int
 
     @property
     def met(self) -> bool:
         """Whether every requirement is."""
-        return all(met for _, met in self.gate)
+        return all(each.met for each in self.gate)
 
     def table(self) -> TableView:
         """A row a measure; of several files, a row a file and measure."""
@@ -87,17 +100,15 @@ class Verdict:
 
     def as_json(self) -> str:
         """All numbers, unrounded."""
-        rows = [{**vars(row), "change": {key: getattr(row.change, key, None) for key in _NUMBERS}} for row in self.rows]
-        return json.dumps({**vars(self), "rows": rows, "met": self.met}, indent=1, allow_nan=False) + "\n"
+        changes = [{key: getattr(row.change, key, None) for key in _NUMBERS} for row in self.rows]
+        rows = [{**vars(row), "change": {key: None if value == math.inf else value for key, value in change.items()}}
+                for row, change in zip(self.rows, changes, strict=True)]  # fmt: skip
+        gate = list(map(vars, self.gate))
+        return json.dumps({**vars(self), "rows": rows, "gate": gate, "met": self.met}, indent=1, allow_nan=False) + "\n"
 
     def as_html(self) -> str:
         """One page in one file, in the report's style."""
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-
-        loader = PackageLoader("momentum_transfer.report", ".")
-        environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-        style = resources.files("momentum_transfer.report").joinpath("style.css").read_text(encoding="utf-8")
-        return environment.get_template("verdict.html.j2").render(verdict=self, style=style)
+        return tables.rendered("verdict.html.j2", verdict=self)
 
 
 class _Verdicts:
@@ -109,12 +120,15 @@ class _Verdicts:
       found from it, if not given; other arguments (``iou_type``, …: see ``KINDS``) go to its score;
     - outcomes per item: arrays [n] in one order, mappings of measures to such arrays, pandas frames or CSV files with
       a column of ids. Measures of 0 and 1 are hits, others from 0 to 1 fractions: both in percent;
-    - results files (``.jsonl``), each of one checkpoint.
+    - results files (``.jsonl``), each of one checkpoint, or of pretrainings of one of ``methods``.
 
     Args:
-        groups: of items, resampled whole (films, patients): a CSV file of items and groups, or an array [n].
+        groups: of items, resampled whole (films, patients): a CSV file of items and groups, a mapping or pandas series
+            of groups by item, or an array [n].
         margin: points within which a difference counts as none.
         require: requirements such as ``"AP >= -0.5"``, met where the lower end of the 95 % interval is.
+        measure: names of the measures that are compared; (): all.
+        methods: method to the names of its checkpoints, as ``read_inputs.merge_methods`` takes them.
         resamples, seed: of the bootstrap.
 
     Raises:
@@ -123,38 +137,43 @@ class _Verdicts:
 
     def __call__(
         self, *given: Any, ground_truth: str | Path | None = None, kind: str | None = None, groups: Any = None,
-        margin: float | None = None, require: str | Sequence[str] = (), resamples: int = RESAMPLES, seed: int = 0,
-        **score: Any,
+        margin: float | None = None, require: str | Sequence[str] = (), measure: str | Sequence[str] = (),
+        methods: Mapping[str, Sequence[str]] | None = None, resamples: int = RESAMPLES, seed: int = 0, **score: Any,
     ) -> Verdict:  # fmt: skip
-        required = [require] if isinstance(require, str) else require
+        required, chosen = ([each] if isinstance(each, str) else list(each) for each in (require, measure))
         called, requirements = _names(given), [_requirement(text) for text in required]
         if resamples < 100 or seed < 0:
             raise InputError(f"expected 100 resamples or more and a seed from 0, found {resamples} and {seed}")
-        of_records = all(isinstance(each, (str, Path)) and Path(each).suffix == ".jsonl" for each in given)
+        of_records = ground_truth is None and all(
+            isinstance(each, (str, Path)) and Path(each).suffix == ".jsonl" for each in given
+        )
+        if (score or kind) and ground_truth is None:
+            odd = next(iter(score), "kind")
+            raise InputError(f"expected {odd} with predictions and their ground truth, found it without")
+        if (of_records and groups is not None) or (methods and not of_records):
+            odd = "groups with outcomes or predictions" if of_records else "methods with results files"
+            raise InputError(f"expected {odd}, found {', '.join(called)}")
         if ground_truth is not None:
-            what, results, outcomes, names = _of_predictions(Path(ground_truth), given, called, kind, score)
-        elif score or kind or (groups is not None and of_records):
-            odd = next(iter(score), "kind" if kind else "groups")
-            where = "outcomes or with " if odd == "groups" else ""
-            raise InputError(f"expected {odd} with {where}predictions and their ground truth, found it without")
+            found = _of_predictions(Path(ground_truth), given, called, kind, score)
+        elif of_records:
+            found = _of_records(given, called, methods or {})
         else:
-            what, results, outcomes, names = (_of_records if of_records else _of_outcomes)(given, called)
-        labels = {measure: label.strip() for measure, label in tables.short_labels(list(results.cells)).items()}
-        if unknown := [measure for measure, *_ in requirements if measure not in labels.values()]:
-            raise InputError(f"expected a requirement of {', '.join(labels.values())}, found {unknown[0]}")
-        said = [about({}) if of_records else _ABOUT]
+            found = _of_outcomes(given, called, chosen)
+        labels = _labels(found.results, chosen, [name for name, *_ in requirements])
         if groups is not None:
-            is_file = isinstance(groups, (str, Path))
-            numbers = read_groups(Path(groups), names) if is_file else group_numbers(_listed(groups))
-            outcomes = {name: in_groups(side, numbers) for name, side in outcomes.items()}
-            what += f" in {(count := int(numbers.max()) + 1)} groups"
-            if count < FEW_GROUPS:
-                said.append(f"{count} groups are few: intervals are wide, by Student's t of {count - 1} degrees.")
-        comparisons = Comparisons(results, resamples, seed=seed, outcomes=outcomes)
-        rows = _rows(comparisons, labels, margin)
-        sentences = [_sentence(called[0], [row for row in rows if row.name == name], what) for name in called[1:]]
-        gate = [_gate(*each, row) for each in requirements for row in rows if row.measure == each[0]]
-        return Verdict(called[0], what, tuple(rows), (*sentences, *said), tuple(gate), tuple(results.notices))
+            numbers = read_groups(groups, found.names)
+            found.outcomes = {name: in_groups(side, numbers) for name, side in found.outcomes.items()}
+            found.what += f" in {int(numbers.max()) + 1} groups"
+        comparisons = Comparisons(
+            found.results, resamples, found.methods, seed=seed, outcomes=found.outcomes, margin=margin
+        )
+        rows = _rows(comparisons, labels)
+        by_file = [[row for row in rows if row.name == name] for name in called[1:]]
+        sentences = [_sentence(comparisons, each, found.what) for each in by_file]
+        sentences.append(about(found.methods))
+        gate = tuple(_gate(*each, row) for each in requirements for row in rows if row.measure == each[0])
+        notices = *found.results.notices, *comparisons.notices
+        return Verdict(called[0], found.what, tuple(rows), tuple(sentences), gate, notices, resamples, seed)
 
     @staticmethod
     def plan(*, detect: float, sigma: float, paired: bool = True) -> int | None:
@@ -168,8 +187,16 @@ class _Verdicts:
 
 verdict = _Verdicts()
 
-#: What is compared, a column for each file, outcomes by file, and all that each item may be called.
-_Given = tuple[str, Results, dict[str, Outcomes], Sequence[Sequence[str]]]
+
+@dataclass
+class _Given:
+    """What is compared: a column a file, outcomes by file, what each item may be called, pretrainings by file."""
+
+    what: str
+    results: Results
+    outcomes: dict[str, Outcomes] = field(default_factory=dict)
+    names: Sequence[Sequence[str]] = ()
+    methods: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def _names(given: Sequence[Any]) -> list[str]:
@@ -245,25 +272,15 @@ def kind_of(truth: Path) -> str:
     return "voc" if any(each.difficult is not None for each in keys.annotations) else "coco"
 
 
-def _listed(groups: Any) -> np.ndarray:
-    """Groups [n] given in Python, in the order of the items; a frame's index or a mapping's keys are not looked at."""
-    if isinstance(groups, Mapping) or (hasattr(groups, "index") and not isinstance(groups, (list, tuple))):
-        raise InputError("expected groups as a CSV file or an array [items], found a mapping or series; order it first")
-    found = np.asarray(groups)
-    if found.ndim != 1 or any(each is None or each != each for each in found.tolist()):
-        raise InputError("expected a group of every item, found none of some; name one, each its own if need be")
-    return found
-
-
-def _of_outcomes(given: Sequence[Any], called: Sequence[str]) -> _Given:
+def _of_outcomes(given: Sequence[Any], called: Sequence[str], measures: Sequence[str]) -> _Given:
     where = [str(each) if isinstance(each, (str, Path)) else name for each, name in zip(given, called, strict=True)]
-    tables_read = [read_outcomes(*each) for each in zip(given, where, strict=True)]
+    tables_read = [read_outcomes(*each, measures) for each in zip(given, where, strict=True)]
     ids, outcomes, scores = paired(where, tables_read)
-    what, results, by_name, names = _of_items("items", outcomes, scores, called, [(item,) for item in ids])
+    found = _of_items("items", outcomes, scores, called, [(item,) for item in ids])
     for file, (_, columns) in zip(where, tables_read, strict=True):
         if alone := [name for name in columns if name not in scores[0]]:
-            results.notices.append(f"not in every file, and left out: {', '.join(map(shown, alone))} of {file}")
-    return what, results, by_name, names
+            found.results.notices.append(f"not in every file, and left out: {', '.join(map(shown, alone))} of {file}")
+    return found
 
 
 def _of_items(
@@ -278,46 +295,61 @@ def _of_items(
             sides = zip(called, scores, strict=True)
             row = {name: Cell({0: side[metric]}, items={0: {"sha256": name}}) for name, side in sides}
             cells[Measure("", metric, "", "", "")] = row
-    return f"{count} {what}", _results(called, cells), dict(zip(called, outcomes, strict=True)), names
+    return _Given(f"{count} {what}", _results(called, cells), dict(zip(called, outcomes, strict=True)), names)
 
 
-def _of_records(files: Sequence[Any], called: Sequence[str]) -> _Given:
-    """The headline measures that all files have of their one checkpoint; baselines beside it do not count."""
+def _of_records(files: Sequence[Any], called: Sequence[str], methods: Mapping[str, Sequence[str]]) -> _Given:
+    """The headline measures that all files have of their one checkpoint or method; baselines beside do not count."""
     cells: dict[Measure, dict[str, Cell]] = {}
     notices: list[str] = []
+    of_method: dict[str, Sequence[str]] = {}
     for file, name in zip(files, called, strict=True):
         records, problems = read_records([file])
-        found = aggregate(records)
+        held = {weights_name(str(record["checkpoint"].get("name", ""))) for record in records}
+        own = {method: listed for method, listed in methods.items() if not held.isdisjoint(listed)}
+        found = aggregate(merge_methods(records, own) if own else records)
         columns = [each for each in found.checkpoints if not found.kinds[each]] or found.checkpoints
         if len(columns) != 1 or problems:
             odd = ", ".join(problems[:1] or columns)
-            raise InputError(f"expected whole records of one checkpoint in {file}, found {odd}; `report` takes several")
+            todo = "say which are of one method (--method NAME=CKPT,CKPT), or take `report`"
+            raise InputError(f"expected whole records of one checkpoint in {file}, found {odd}; {todo}")
         notices += found.notices
+        of_method |= {name: own[columns[0]]} if columns[0] in own else {}
         for measure in tables.headline_order(found):
             if columns[0] in found.cells[measure]:
                 cells.setdefault(measure, {})[name] = found.cells[measure][columns[0]]
+    if absent := [method for method, listed in methods.items() if listed not in of_method.values()]:
+        raise InputError(f"expected records of the methods, found none of {absent[0]} in {', '.join(map(str, files))}")
     common = {measure: row for measure, row in cells.items() if len(row) == len(called)}
     if not common:
         raise InputError(f"expected a measure that every results file has, found none in {', '.join(map(str, files))}")
-    return "records", _results(called, common, notices), {}, []
+    return _Given("records", _results(called, common, notices), methods=of_method)
 
 
 def _results(called: Sequence[str], cells: dict[Measure, dict[str, Cell]], notices: Sequence[str] = ()) -> Results:
-    return Results(list(called), cells, {}, list(notices), {}, dict.fromkeys(called, ""), {})
+    return Results(list(called), cells, {}, list(notices), {}, dict.fromkeys(called, ""), {}, descriptive=())
 
 
-def _rows(comparisons: Comparisons, labels: Mapping[Measure, str], margin: float | None) -> list[Row]:
+def _labels(results: Results, chosen: Sequence[str], required: Sequence[str]) -> dict[Measure, str]:
+    """What the measures that are compared are called; InputError if a chosen or a required one is not among them."""
+    labels = {measure: label.strip() for measure, label in tables.short_labels(list(results.cells)).items()}
+    for names in (chosen, required):
+        if unknown := [name for name in names if name not in labels.values()]:
+            raise InputError(f"expected a measure of {', '.join(labels.values())}, found {unknown[0]}")
+        labels = {measure: label for measure, label in labels.items() if label in chosen or not chosen}
+    return labels
+
+
+def _rows(comparisons: Comparisons, labels: Mapping[Measure, str]) -> list[Row]:
     base, *others = comparisons.results.checkpoints
-    changes = {(name, measure): comparisons.of(measure, name, base) for name in others for measure in labels}
-    cells = comparisons.results.cells
-    for (name, one), change in changes.items():
-        if change is not None and not change.items and cells[one][name].items and cells[one][base].items:
-            raise InputError("; ".join(comparisons.notices) or "expected resamples of the outcomes, found 0")
-    words = verdicts(changes, None if margin is None else dict.fromkeys(changes, margin))
-    return [
-        Row(labels[one], name, cells[one][base].mean, cells[one][name].mean, change, *words[name, one])
-        for (name, one), change in changes.items()
-    ]
+    family = [(measure, name, base) for name in others for measure in labels]
+    rows = []
+    for (measure, name, _), said in comparisons.verdicts(family).items():
+        change, cells = comparisons.of(measure, name, base), comparisons.results.cells[measure]
+        if change is not None and not change.items and cells[name].items and cells[base].items:
+            raise InputError("; ".join(comparisons.notices))
+        rows.append(Row(labels[measure], name, cells[base].mean, cells[name].mean, change, *said))
+    return rows
 
 
 def _requirement(text: str) -> tuple[str, str, float]:
@@ -329,13 +361,13 @@ def _requirement(text: str) -> tuple[str, str, float]:
     return found[1], found[2], float(found[3])
 
 
-def _gate(measure: str, sign: str, bound: float, row: Row) -> tuple[str, bool]:
-    """A line, and whether the lower end of the difference's interval is at least, or above, the bound."""
+def _gate(measure: str, sign: str, bound: float, row: Row) -> Gate:
     if row.change is None or row.change.low is None:
         raise InputError(f"expected an interval of {measure} for {row.name}, found {row.word}; the gate needs one")
     met = row.change.low >= bound if sign == ">=" else row.change.low > bound
     interval = f"{row.change.value:+.2f} [{row.change.low:+.2f}, {row.change.high:+.2f}]"
-    return f"gate {'met' if met else 'NOT MET'}: {measure} {sign} {bound:g} for {row.name}: difference {interval}", met
+    line = f"gate {'met' if met else 'NOT MET'}: {measure} {sign} {bound:g} for {row.name}: difference {interval}"
+    return Gate(measure, row.name, sign, bound, row.change.low, met, line)
 
 
 def _view(row: Row, named: bool) -> RowView:
@@ -346,9 +378,12 @@ def _view(row: Row, named: bool) -> RowView:
     return RowView(f"{row.name}: {row.measure}" if named else row.measure, "ours", cells)
 
 
-def _sentence(against: str, rows: Sequence[Row], what: str) -> str:
-    first = rows[0]
+def _sentence(comparisons: Comparisons, rows: Sequence[Row], what: str) -> str:
+    """On the first measure that has a verdict, and how many of all have which word."""
+    first, against = next((row for row in rows if row.p is not None), rows[0]), comparisons.results.checkpoints[0]
     found = f"{first.name} against {against} in {first.measure}: {tables.difference_view(first.change, None, 2).text}"
     found += f" points, {word(first.word, first.change)}"
+    if comparisons.methods:
+        what += f"; about {comparisons.subject(first.name, against)}"
     counts = ", ".join(f"{said} on {count}" for said, count in Counter(row.word for row in rows).items())
     return f"{found}; of {len(rows)} measures {counts} ({what})." if len(rows) > 1 else f"{found} ({what})."

@@ -5,8 +5,6 @@ else in the first. Every other column of numbers is a measure; columns without a
 are left out. What pandas writes by itself is taken as it is: its index without a name, quoted names, ``True``.
 """
 
-import csv
-import io
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +15,7 @@ import numpy as np
 
 from momentum_transfer.core.errors import InputError, counted, shown
 from momentum_transfer.core.files import sha256_of_text
-from momentum_transfer.core.untrusted import read_text
+from momentum_transfer.core.untrusted import csv_rows, item_id, read_text
 from momentum_transfer.verdicts.outcomes import PerItem
 
 #: Headings of the column that names the item, and of label columns: in lower case, letters alone.
@@ -27,6 +25,8 @@ _LABEL = ("label", "labels", "target", "class", "category", "y", "ytrue", "truth
 #: pandas' index without a name, as it writes it and as it calls it when it reads that again.
 _INDEX = re.compile(r"(Unnamed: \d+)?")
 
+_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
+
 #: Greater values are no measure; their squares would overflow.
 _HUGE = 1e100
 
@@ -34,22 +34,29 @@ _Rows = list[tuple[int, list[str]]]  # line and cells
 _Table = tuple[list[str], dict[str, np.ndarray]]  # ids of the items, and the columns of numbers, each [N] float64
 
 
-def read_outcomes(source: Any, where: str) -> _Table:
-    """Outcomes of a CSV file, a pandas frame, a mapping of measures to arrays [n], or one array [n]; see the module."""
+def read_outcomes(source: Any, where: str, measures: Sequence[str] = ()) -> _Table:
+    """Outcomes of a CSV file, a pandas frame, a mapping of measures to arrays [n], or one array [n]; see the module.
+
+    Args:
+        measures: the columns that are measures; (): all that hold numbers and are not called as labels are.
+    """
     header, rows = _cells(source, where)
     item, others = _roles(header, rows, where)
     ids, columns = _ids(rows, item, where), {}
     for place in others:
-        if _called(header[place]) in _LABEL:
+        if header[place] not in measures if measures else _called(header[place]) in _LABEL:
             continue
         values = [_number(row[place]) for _, row in rows]
-        if None in values and not any(value is not None and math.isfinite(value) for value in values):
+        texts = [row[place] for value, (_, row) in zip(values, rows, strict=True) if value is None]
+        commas = bool(texts) and all(map(_DECIMAL_COMMA.fullmatch, texts))
+        if texts and not (measures or commas or any(value is not None and math.isfinite(value) for value in values)):
             continue
         for value, (line, row) in zip(values, rows, strict=True):
             if value is None or not abs(value) < _HUGE:
+                todo = "write decimal points" if commas else "give it a value, or leave that item out everywhere"
                 raise InputError(
                     f"expected a number in {header[place]} of {where}, found {shown(row[place])} in line {line} "
-                    f"(item {row[item]}); give it a value, or leave that item out everywhere"
+                    f"(item {row[item]}); {todo}"
                 )
         columns[header[place]] = np.array(values, dtype=np.float64)
     if not columns:
@@ -103,18 +110,10 @@ def _cells(source: Any, where: str) -> tuple[list[str], _Rows]:
         columns = zip(*(array.tolist() for array in arrays), strict=True)
         return ["item", *map(str, given)], [(n, [str(n), *map(str, cells)]) for n, cells in enumerate(columns)]
     text = source.to_csv() if hasattr(source, "to_csv") else read_text(Path(source), "a CSV file with a header")
-    first_line = text.partition("\n")[0]
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first_line.count))
-    try:
-        found = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    except csv.Error as error:
-        raise InputError(f"expected CSV in {where}, but line {reader.line_num} cannot be read: {error}") from error
-    width = len(found[0][1]) if found else 0
-    if wrong := [(line, len(row)) for line, row in found if len(row) != width] or ([(1, 0)] if len(found) < 2 else []):
-        raise InputError(
-            f"expected a header and as many cells in every line of {where}, found {wrong[0][1]} in line {wrong[0][0]}"
-        )
-    return found[0][1], found[1:]
+    rows = csv_rows(text, where)
+    if len(rows) < 2:
+        raise InputError(f"expected a header and a line for each item in {where}, found {counted(len(rows), 'line')}")
+    return rows[0][1], rows[1:]
 
 
 def _roles(header: Sequence[str], rows: _Rows, where: str) -> tuple[int, list[int]]:
@@ -148,8 +147,7 @@ def _called(name: str) -> str:
 def _ids(rows: _Rows, item: int, where: str) -> list[str]:
     lines: dict[str, int] = {}
     for line, row in rows:
-        identity = re.sub(r"^(\d+)\.0+$", r"\1", row[item])  # as pandas writes ids beside one that is missing
-        if lines.setdefault(identity, line) != line:
+        if lines.setdefault(identity := item_id(row[item]), line) != line:
             raise InputError(
                 f"expected each item once in {where}, found {shown(identity)} in the lines {lines[identity]} and "
                 f"{line}; average its rows, or give each an id of its own"
@@ -162,6 +160,6 @@ def _number(cell: str) -> float | None:
     if found := re.fullmatch(r"tensor\(([^,)]*).*\)", cell):
         cell = found[1]
     try:
-        return float({"": "nan", "true": "1", "false": "0"}.get(cell.lower(), cell))
+        return None if "_" in cell else float({"": "nan", "true": "1", "false": "0"}.get(cell.lower(), cell))
     except ValueError:
         return None

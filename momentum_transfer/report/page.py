@@ -7,11 +7,8 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import write_text
@@ -27,7 +24,7 @@ from momentum_transfer.report.read_inputs import RunFiles, merge_methods, read_r
 from momentum_transfer.report.reference import REFERENCE_DIR, Published, load_tables, published
 from momentum_transfer.report.summary import evidence_tables, overall_table, summary_table
 from momentum_transfer.report.sweeps import sweep_figures
-from momentum_transfer.report.tables import TableView, number
+from momentum_transfer.report.tables import TableView, rendered
 
 
 @dataclass(frozen=True)
@@ -72,6 +69,7 @@ def build(
     times: Sequence[tuple[str, str, float]] = (),
     methods: Mapping[str, Sequence[str]] | None = None,
     baseline: str = "",
+    margin: float | None = None,
     costs: Sequence[TableView] = (),
 ) -> Report:
     """Turn records (and what run folders hold) into the report; ``methods``: see ``inputs.merge_methods``."""
@@ -79,7 +77,7 @@ def build(
     if methods:
         records = merge_methods(records, methods)
     results = aggregate(records, baseline)
-    comparisons = Comparisons(results, resamples, methods or {})
+    comparisons = Comparisons(results, resamples, methods or {}, margin=margin)
     colours = {name: index for index, name in enumerate(results.checkpoints)}
     notices: list[str] = []
     figures, views = analysis_figures(records)
@@ -112,13 +110,8 @@ def build(
 
 
 def render_html(report: Report) -> str:
-    """The page, in one file: style and images are inside it. Undefined names in the template are errors."""
-    environment = Environment(
-        loader=PackageLoader("momentum_transfer.report", "."), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    style = resources.files("momentum_transfer.report").joinpath("style.css").read_text(encoding="utf-8")
-    return environment.get_template("page.html.j2").render(report=report, style=style, number=number)
+    """The page, in one file: style and images are inside it."""
+    return rendered("page.html.j2", report=report)
 
 
 def make_report(
@@ -131,8 +124,9 @@ def make_report(
     resamples: int = RESAMPLES,
     methods: Mapping[str, Sequence[str]] | None = None,
     baseline: str = "",
+    margin: float | None = None,
 ) -> Report:
-    """Read everything from disk and build the report.
+    """Read everything from disk and build the report; ``margin``: points within which a difference counts as none.
 
     Raises:
         InputError: a results file or run folder is missing, there is no record, a reference table is damaged, or the
@@ -155,6 +149,7 @@ def make_report(
         costs=origin.cost_tables(results),
         methods=methods,
         baseline=baseline,
+        margin=margin,
     )
 
 

@@ -19,8 +19,9 @@ from momentum_transfer.report.plots import Gain, gain_plot
 from momentum_transfer.report.sweeps import Point, setting_plot
 from momentum_transfer.suites.study_entry import Difference, Lines, Selection, Study
 from momentum_transfer.suites.sweep import VARIANT
-from momentum_transfer.verdicts.comparison import BETTER, WORSE, Comparison, verdicts
-from momentum_transfer.verdicts.comparison import word as for_readers
+from momentum_transfer.verdicts.comparison import Comparison
+from momentum_transfer.verdicts.corrections import BETTER, WORSE, verdicts
+from momentum_transfer.verdicts.corrections import word as for_readers
 
 COLUMNS = ("comparison", "first", "second", "difference [95 %]", "p (corrected)", "rule", "expected")
 
@@ -164,7 +165,9 @@ def subjects(found: Sequence[Answer]) -> str:
         [f"methods, {' to '.join(map(str, dict.fromkeys((methods[0], methods[-1]))))} pretrainings"] if methods else []
     )
     parts += [f"these checkpoints as they are ({counts.count(1)} of {len(counts)})"] if 1 in counts else []
-    return f"Verdicts are about {' and '.join(parts)}." if parts else "No verdicts yet."
+    said = f"Verdicts are about {' and '.join(parts)}." if parts else "No verdicts yet."
+    old = any(re.search(r"\b(ahead|behind)\b", one.asked.expected) for one in found)
+    return said + " What was expected is quoted as it was committed: ahead is better, behind is worse." * old
 
 
 def difference_figure(found: Sequence[Answer], title: str) -> Plot:

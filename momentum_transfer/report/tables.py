@@ -3,10 +3,15 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from typing import Any
 
-from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results
-from momentum_transfer.verdicts.comparison import ALPHA, BETTER, WORSE, Comparison
-from momentum_transfer.verdicts.comparison import word as for_readers
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from momentum_transfer.report.aggregate import Cell, Measure, Results
+from momentum_transfer.verdicts.comparison import ALPHA, Comparison
+from momentum_transfer.verdicts.corrections import BETTER, WORSE
+from momentum_transfer.verdicts.corrections import word as for_readers
 
 #: Families of tasks in the order of the page, with their headings.
 FAMILIES = {
@@ -89,6 +94,16 @@ def number(value: float, digits: int = 1) -> str:
     return f"{value:.{digits}f}".replace("-", "−")
 
 
+def rendered(template: str, **values: Any) -> str:
+    """A page in one file, with the style inside it. Undefined names in the template are errors."""
+    environment = Environment(
+        loader=PackageLoader("momentum_transfer.report", "."), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    style = resources.files("momentum_transfer.report").joinpath("style.css").read_text(encoding="utf-8")
+    return environment.get_template(template).render(style=style, number=number, **values)
+
+
 def with_interval(value: float, interval: tuple[float, float], digits: int = 1) -> CellView:
     """``52.0 [50.1, 53.9]``."""
     return CellView(number(value, digits), f"[{number(interval[0], digits)}, {number(interval[1], digits)}]")
@@ -97,7 +112,7 @@ def with_interval(value: float, interval: tuple[float, float], digits: int = 1) 
 def cell_views(results: Results, measure: Measure, names: Sequence[str], counted: bool) -> list[CellView]:
     """The cells of a measure for these checkpoints, with their numbers of trials where ``counted``."""
     cells, unlike = results.cells[measure], results.unlike.get(measure, frozenset())
-    top = set() if measure.metric in DESCRIPTIVE else _best(cells)
+    top = set() if measure.metric in results.descriptive else _best(cells)
     views = []
     for name in names:
         if (cell := cells.get(name)) is None:

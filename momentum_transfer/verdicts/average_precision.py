@@ -81,7 +81,7 @@ def replicates(ranked: Ranked, weights: np.ndarray) -> dict[str, np.ndarray]:
     """Every metric, in percent, under each set of weights; NaN where it is undefined (no object of that size).
 
     Args:
-        weights: [B, images] whole numbers of at least 0, for example ``outcomes.multinomial_weights``.
+        weights: [B, images] whole numbers of at least 0, for example ``outcomes.item_weights``.
     """
     rows = list(_voc(ranked, weights) if ranked.rule.startswith("voc") else _sampled(ranked, weights))
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}

@@ -17,18 +17,15 @@ A trial is one repetition: another sample of the labelled images, or another see
 
 Where items come in groups (frames of a film), whole groups are resampled, and groups − 1 stand for items − 1.
 
-``verdicts`` makes the words: better or worse where p is at most 5 % after the correction over all comparisons that are
-read together, by ``max_t`` where every one of them has outcomes per item, else by ``holm``; by ``holm`` too where items
-come in fewer than ``FEW_GROUPS`` groups: their few distinct resamples bound the largest difference from above.
+``corrections.verdicts`` makes words of many comparisons that are read together.
 
 Assumption: trials are independent and (differences of) scores roughly normal. False alarms at the 5 % level in
 simulation: 5.0 % in the paired case; Welch is on the safe side where trials are few (2.2 % at 2, 4.2 % at 5).
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import numpy as np
 from scipy import optimize, special, stats
@@ -36,21 +33,18 @@ from scipy import optimize, special, stats
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.verdicts import power
 
-#: The words of a verdict, and the level at which a difference is significant.
-BETTER, WORSE, EQUAL, NOT_SIGNIFICANT = "better", "worse", "equal within", "not significant"
-ONE_TRIAL, NOT_COMPARED = "one trial: no verdict", "other settings: not compared"
+#: The level at which a difference is significant.
 ALPHA = 0.05
 
-#: Fewer groups of items are said to be few, and are too few for ``max_t`` (10 % false alarms of nine at 3 and 5).
+#: Fewer groups of items are few: hardly more than shows that they differ.
 FEW_GROUPS = 10
+
 #: Largest number of trials whose 2^n sign patterns are listed.
 _MOST_SIGN_FLIPS = 12
 
 #: Continuity correction of the score interval, in items. One is usual; with 0.9 the interval excludes 0 wherever the
 #: exact test does (0.918 is the most that allows it, at 17 discordant items).
 _CORRECTION = 0.9
-
-Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -122,6 +116,16 @@ class Comparison:
     replicates: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     @property
+    def in_few_groups(self) -> bool:
+        """Whether the items come in groups, and these are few."""
+        return self.clusters is not None and self.clusters < FEW_GROUPS
+
+    @property
+    def constant(self) -> bool:
+        """Whether the difference was seen without any spread (but for rounding), which makes p 0 and proves nothing."""
+        return self.se is not None and self.discordant is None and self.se < 1e-9 * abs(self.value)
+
+    @property
     def detectable(self) -> float | None:
         """The smallest true difference that this design shows in 80 % of cases, at 5 %; None without any spread."""
         if self.discordant is not None:
@@ -163,110 +167,6 @@ def compare(
         return _by_items(value, evidence)
     error = float(np.std(max(a, b, key=len), ddof=1)) / math.sqrt(max(n))
     return _with_items(Comparison(value, n), error, max(n) - 1, evidence)
-
-
-def verdicts(
-    comparisons: Mapping[Key, Comparison | None], margins: Mapping[Key, float] | None = None
-) -> dict[Key, tuple[str, float | None]]:
-    """The word of each comparison (None: of other settings), and its p after the correction over all of them.
-
-    Args:
-        margins: points within which a difference counts as none. Where ``equal_within`` shows that, after Holm over all
-            that have a margin, the word is "equal within …", even if the difference is not 0.
-    """
-    found: dict[Key, tuple[str, float | None]] = {
-        key: (NOT_COMPARED if one is None else ONE_TRIAL, None) for key, one in comparisons.items()
-    }
-    tested = {key: one for key, one in comparisons.items() if one is not None and one.p is not None}
-    few = any(one.clusters is not None and one.clusters < FEW_GROUPS for one in tested.values())
-    joint = not few and all(one.replicates is not None for one in tested.values())
-    adjusted = max_t(list(tested.values())) if joint else holm([one.p or 0.0 for one in tested.values()])
-    for (key, one), p in zip(tested.items(), adjusted, strict=True):
-        direction = BETTER if one.value > 0 else WORSE
-        found[key] = (direction if p <= ALPHA and one.value else NOT_SIGNIFICANT, p)
-    wished = {
-        key: (margin, equal_within(tested[key], margin)) for key, margin in (margins or {}).items() if key in tested
-    }
-    for (key, (margin, _)), p in zip(wished.items(), holm([p for _, p in wished.values()]), strict=True):
-        if p <= ALPHA:
-            found[key] = (f"{EQUAL} {margin:g}", found[key][1])
-    return found
-
-
-def word(verdict: str, comparison: Comparison | None) -> str:
-    """A word of ``verdicts`` for readers: "not significant" with the smallest difference that would have been seen."""
-    if verdict != NOT_SIGNIFICANT or comparison is None or comparison.detectable is None:
-        return verdict
-    return f"{verdict} ({points(comparison.detectable)} would have been seen)"
-
-
-def points(size: float) -> str:
-    """The size of a difference: 12.3, 0.53."""
-    return f"{size:.1f}" if size >= 1 else f"{size:.2g}"
-
-
-def max_t(comparisons: Sequence[Comparison]) -> list[float]:
-    """Adjusted p, in the order given, of tested comparisons that all have ``replicates``; it knows how they correlate.
-
-    Step-down max-t (Westfall and Young 1993, section 2.6): where there is no difference, differences vary together as
-    their replicates do, each centred and in units of its own standard error. The adjusted p is the chance that the
-    largest of all with the same or a larger p is as far from 0 as the one seen, which stands there as the normal
-    deviate of its own p (t and McNemar's test keep their size). Comparisons of several trials are taken as independent
-    of all others, which asks for more than any dependence (Šidák 1967): few trials do not tell how they vary together.
-    1000 resamples show no p below .001, so that the smaller of this and Holm's counts; never less than the p itself.
-    """
-    p = np.array([one.p for one in comparisons], dtype=np.float64)
-    if len(p) < 2:
-        return [float(each) for each in p]
-    replicates = np.stack([one.replicates for one in comparisons if one.replicates is not None])
-    centred = np.nan_to_num(replicates - np.nanmean(replicates, axis=1, keepdims=True))
-    error = centred.std(axis=1, keepdims=True)
-    trials = np.array([max(one.n) > 1 for one in comparisons])[:, None]
-    apart = np.random.default_rng(0).standard_normal(centred.shape)
-    null = np.where(trials, apart, centred / np.where(error > 0, error, 1.0))
-    order = np.argsort(-p, kind="stable")
-    largest = np.maximum.accumulate(np.abs(null[order]), axis=0)
-    chance = (1 + (largest >= -special.ndtri(p[order] / 2)[:, None]).sum(axis=1)) / (1 + null.shape[1])
-    adjusted = np.empty(len(p))
-    adjusted[order] = np.maximum.accumulate(chance[::-1])[::-1]
-    return [float(each) for each in np.maximum(p, np.minimum(adjusted, holm(p)))]
-
-
-def equal_within(comparison: Comparison, margin: float) -> float:
-    """p of "the difference is ``margin`` points or more": the larger of two one-sided tests' (Schuirmann 1987).
-
-    It is below .05 exactly where the 90 % interval, made as the 95 % one, lies between −margin and margin; 1 where
-    nothing can be said.
-    """
-    if not 0 < margin < math.inf:
-        raise InputError(f"expected a margin above 0 points, found {margin}")
-    if comparison.p is None or comparison.se is None:
-        return 1.0
-    if comparison.discordant is not None:
-        ahead = round(comparison.value * comparison.items / 100)
-        b, c = (comparison.discordant + ahead) // 2, (comparison.discordant - ahead) // 2
-        scores = [_score(*sides, comparison.items, min(1.0, margin / 100)) for sides in ((b, c), (c, b))]
-        return float(max(special.ndtr(-far / error) if error else far <= 0 for far, error in scores))
-    designs = comparison.designs or ((comparison.se, comparison.df, 0.0),)
-    return max(
-        _one_sided(margin - side * comparison.value, se, df, side * lean)
-        for se, df, lean in designs
-        for side in (1, -1)
-    )
-
-
-def holm(p_values: Sequence[float] | np.ndarray) -> list[float]:
-    """Adjusted p values, in the order given (Holm 1979): the chance of any false alarm among all stays at the level.
-
-    The i-th smallest of m is multiplied by m − i (i from 0), never below the one before it, never above 1.
-    """
-    p = np.asarray(p_values, dtype=np.float64)
-    if len(p) and not ((p >= 0) & (p <= 1)).all():
-        raise InputError(f"expected p values in [0, 1], found {p[~((p >= 0) & (p <= 1))][0]}")
-    order = np.argsort(p, kind="stable")
-    adjusted = np.empty(len(p))
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p)))))
-    return [float(each) for each in adjusted]
 
 
 def _paired(value: float, differences: np.ndarray) -> Comparison:
@@ -328,23 +228,15 @@ def _t_interval(value: float, se: float, df: float, lean: float = 0.0) -> tuple[
     half, stretched = critical * se, (critical + bend * critical**2) * se
     t = abs(value) / se
     if lean * value < 0:  # 0 lies on the stretched side
-        t = _unstretched(t, bend)
+        t = unstretched(t, bend)
     low = value - (stretched if lean < 0 else half)
     high = value + (stretched if lean > 0 else half)
     return low, high, float(2 * stats.t.sf(t, df))
 
 
-def _unstretched(far: float, bend: float) -> float:
+def unstretched(far: float, bend: float) -> float:
     """The t with t + ``bend``·t² = ``far``."""
     return 2 * far / (1 + math.sqrt(1 + 4 * bend * far))
-
-
-def _one_sided(distance: float, se: float, df: float, lean: float) -> float:
-    """p of "the truth is ``distance`` or more above the estimate", by the interval of ``_t_interval``."""
-    if se == 0:
-        return 0.0 if distance > 0 else 1.0
-    t = distance / se
-    return float(stats.t.sf(_unstretched(t, 2 * lean) if lean > 0 and t > 0 else t, df))
 
 
 def _satterthwaite(variances: Sequence[float], dfs: Sequence[float]) -> float:
@@ -418,13 +310,13 @@ def _upper_end(b: int, c: int, n: int) -> float:
     z = float(special.ndtri(0.975))
 
     def beyond(difference: float) -> float:
-        far, error = _score(b, c, n, difference)
+        far, error = score_test(b, c, n, difference)
         return far - z * error
 
     return float(optimize.brentq(beyond, (b - c) / n, 1.0, xtol=1e-12))
 
 
-def _score(b: int, c: int, n: int, difference: float) -> tuple[float, float]:
+def score_test(b: int, c: int, n: int, difference: float) -> tuple[float, float]:
     """How far below ``difference`` b for and c against of n images lie, with the correction, and the standard error."""
     linear = (2 * n - b + c) * difference - b - c
     against = (math.sqrt(linear**2 + 8 * n * c * difference * (1 - difference)) - linear) / (4 * n)

@@ -96,41 +96,38 @@ def group_numbers(names: Sequence[str] | np.ndarray) -> np.ndarray:
     return groups
 
 
-def multinomial_weights(items: int, resamples: int, seed: int = 0, groups: np.ndarray | None = None) -> np.ndarray:
-    """[resamples, items] int32: how often each item is drawn; every row sums to ``items``.
+def item_weights(
+    items: int, resamples: int, seed: int = 0, groups: np.ndarray | None = None, blocks: int = 0
+) -> np.ndarray:
+    """[resamples + min(blocks, items), items] int16 weights of the items: of the bootstrap, then of the jackknife.
 
-    With ``groups`` ([items], numbers 0 … G − 1: films, patients, sites) whole groups are drawn, G of them (the cluster
-    bootstrap, Davison and Hinkley 1997, section 3.8): a row then sums to more or less where groups differ in size.
+    A row of the bootstrap is how often each item is drawn, and sums to ``items``; one of the jackknife is all ones but
+    for the block of items that is left out. Leaving out blocks instead of single items keeps the acceleration at the
+    price of some noise (Efron and Tibshirani 1993, section 14.3), and 5000 items need 100 evaluations instead of 5000.
+
+    With ``groups`` ([items], numbers 0 … G − 1: films, patients, sites) whole groups are drawn, G of them, and left out
+    (the cluster bootstrap, Davison and Hinkley 1997, section 3.8): a row then sums to more or less where they differ in
+    size.
     """
     if groups is not None:
-        return multinomial_weights(int(groups.max()) + 1, resamples, seed)[:, groups]
-    if items < 1 or resamples < 1:
+        return item_weights(int(groups.max()) + 1, resamples, seed, blocks=blocks)[:, groups]
+    if items < 1 or resamples + blocks < 1:
         raise InputError(f"expected at least one item and one resample, found {items} and {resamples}")
-    random = np.random.default_rng(seed)
-    weights = np.empty((resamples, items), dtype=np.int32)
-    for row in weights:
+    random, blocks = np.random.default_rng(seed), min(blocks, items)
+    weights = np.empty((resamples + blocks, items), dtype=np.int16)
+    for row in weights[:resamples]:
         row[:] = np.bincount(random.integers(0, items, items), minlength=items)
+    block = np.random.default_rng(0).permutation(items) % blocks if blocks else np.zeros(0)
+    for number, row in enumerate(weights[resamples:]):
+        np.not_equal(block, number, out=row)
     return weights
-
-
-def jackknife_weights(items: int, blocks: int = 100, groups: np.ndarray | None = None) -> np.ndarray:
-    """[min(blocks, items), items] int32: all ones but for the block of items that is left out.
-
-    Leaving out blocks instead of single items keeps the acceleration at the price of some noise (Efron and Tibshirani
-    1993, section 14.3), and 5000 items need 100 evaluations instead of 5000. ``groups``: whole groups are left out.
-    """
-    if groups is not None:
-        return jackknife_weights(int(groups.max()) + 1, blocks)[:, groups]
-    blocks = min(blocks, items)
-    block = np.random.default_rng(0).permutation(items) % blocks
-    return (block[None, :] != np.arange(blocks)[:, None]).astype(np.int32)
 
 
 def weighted_means(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """[B] mean of ``values`` [n] under each row of integer weights [B, n]; the unit weights give NumPy's own mean."""
     values = np.asarray(values)
     if values.dtype == bool:  # whole numbers: their sum is exact in any order
-        return weights[:, values].sum(axis=1) / weights.sum(axis=1)
+        return np.array([row[values].sum() / row.sum() for row in weights])
     return np.array([np.repeat(values, row).mean() for row in weights])
 
 

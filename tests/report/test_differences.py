@@ -1,6 +1,7 @@
 """Differences by the rule: paired or not, one trial, other settings, outcomes per test item, Holm, untrusted files."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from momentum_transfer.core.settings import config_hash, keep
 from momentum_transfer.report.aggregate import Measure, aggregate
 from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.page import build, make_report, render_html
-from momentum_transfer.verdicts.comparison import BETTER, NOT_COMPARED, NOT_SIGNIFICANT, ONE_TRIAL, WORSE, holm
-from momentum_transfer.verdicts.outcomes import PerItem, label_hash, multinomial_weights
+from momentum_transfer.verdicts.corrections import BETTER, NOT_COMPARED, NOT_SIGNIFICANT, ONE_TRIAL, WORSE, holm
+from momentum_transfer.verdicts.outcomes import PerItem, item_weights, label_hash
 from tests.report.report_records import record
 
 SVM4 = Measure("svm/k=4", "top1", "digits", "imagenet/heldout", "scikit-learn")
@@ -95,7 +96,7 @@ def test_one_trial_with_outcomes_is_compared_by_mcnemar_and_the_items(tmp_path):
     only = [int((outcomes[0] & ~outcomes[1]).sum()), int((outcomes[1] & ~outcomes[0]).sum())]
     assert found.p == pytest.approx(stats.binomtest(only[0], sum(only)).pvalue)
     assert (found.items, found.n) == (400, (1, 1))
-    weights = multinomial_weights(400, 1000)
+    weights = item_weights(400, 1000)
     spread = (100 * weights @ (outcomes[0] * 1.0 - outcomes[1]) / 400).std(ddof=1) * (400 / 399) ** 0.5
     assert found.se == pytest.approx(spread)
     assert found.low < found.value < found.high
@@ -222,10 +223,10 @@ def test_images_in_groups_are_resampled_by_group_and_few_groups_are_told(tmp_pat
     report = build([in_films(tmp_path, "a", a, films), in_films(tmp_path, "random", b, films)])
     found = Comparisons(report.results).of(SVM4, "a", "random")
     assert (found.items, found.clusters, found.df, found.discordant) == (400, 8, 7, None)
-    weights = multinomial_weights(8, 1000)[:, films]
+    weights = item_weights(8, 1000)[:, films]
     spread = (100 * weights @ (a * 1.0 - b) / weights.sum(axis=1)).std(ddof=1) * (8 / 7) ** 0.5
     assert found.se == pytest.approx(spread)
-    assert "svm/k=4: 8 groups of test images are few; intervals are rough" in report.notices
+    assert "svm/k=4: 8 groups of test images are few; intervals are wide, and rough" in report.notices
     assert report.evidence[0].rows[0].cells[2].main == "400 in 8 groups"
     other = [in_films(tmp_path, "a", a, films), in_films(tmp_path, "random", b)]
     assert any("same groups of test items" in notice for notice in build(other).notices)
@@ -235,3 +236,22 @@ def test_damaged_groups_in_an_items_file_are_a_notice(tmp_path):
     found = np.arange(400) % 2 == 0
     records = [in_films(tmp_path, name, found, np.arange(399) % 5) for name in ("a", "random")]
     assert any("the group of each of 400 test items, found 399" in notice for notice in build(records).notices)
+
+
+def test_within_the_pages_margin_the_word_is_equal_and_sentence_and_bar_count_it():
+    values = {"a": (50.1, 50.2, 50.3), "random": (50.0, 50.2, 50.2)}
+    records = [record(n, "svm/k=4", "top1", v, trial=t) for n, listed in values.items() for t, v in enumerate(listed)]
+    assert "not significant on 1 of 1" in build(records).verdicts[0]
+    report = build(records, margin=1.0)
+    assert "a is equal within 1 on 1 of 1 measure;" in report.verdicts[0]
+    assert report.balances[0].parts == (("even", "equal within 1", 1),)
+    assert "equal within 1" in render_html(report)
+
+
+def test_a_measure_is_descriptive_where_the_results_say_so():
+    results = aggregate(
+        [record(name, "svm/k=4", "loss", value, trial=t) for name in "ab" for t, value in ((0, 1.0), (1, 2.0))]
+    )
+    (measure,) = results.cells
+    assert Comparisons(results).of(measure, "a", "b") is None
+    assert Comparisons(replace(results, descriptive=())).of(measure, "a", "b") is not None

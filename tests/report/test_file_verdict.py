@@ -159,7 +159,7 @@ def test_groups_are_resampled_whole(tmp_path: Path):
              for n, side in enumerate(sides)]  # fmt: skip
     assert mt.verdict(*files, groups=table).rows[0].change == grouped
     few = mt.verdict(*sides, groups=groups // 10)
-    assert "4 groups are few" in few.sentences[-1]
+    assert few.notices == ("4 groups of test images are few; intervals are wide, and rough",)
     assert few.what == "400 items in 4 groups"
 
 
@@ -220,7 +220,7 @@ def test_pandas_frames_are_taken_with_ids_in_a_column_or_as_the_index():
     found = mt.verdict(first, second)
     assert found.rows[0].change.p == mt.verdict(a, b).rows[0].change.p
     assert [row.measure for row in found.rows] == ["acc", "iou"]
-    assert mt.verdict(first, second, groups=pandas.Series(np.arange(40) // 8)).rows[0].change.clusters == 5
+    assert mt.verdict(first, second, groups=pandas.Series(np.arange(40) // 8, index=ids)).rows[0].change.clusters == 5
 
 
 def results_file(folder: Path, name: str, values: dict, test_set: str = "set") -> Path:
@@ -243,7 +243,7 @@ def test_results_files_are_compared_in_the_measures_that_both_have(tmp_path: Pat
     other = results_file(tmp_path, "c", {"knn": b}, test_set="other")
     with pytest.raises(InputError, match="expected the same test items in the same order"):
         mt.verdict(files[0], other)
-    with pytest.raises(InputError, match="groups with outcomes or with predictions"):
+    with pytest.raises(InputError, match="groups with outcomes or predictions"):
         mt.verdict(*files, groups=np.arange(300))
     with pytest.raises(InputError, match="a measure that every results file has"):
         mt.verdict(files[1], results_file(tmp_path, "d", {"svm/k=1": b}))
@@ -277,9 +277,9 @@ def test_planted_gates_are_decided_rightly(difference: float, spread: float, rul
     first, second = planted(difference, spread)
     found = mt.verdict({"m": first}, {"m": second}, require=[rule])
     assert found.met is met
-    ((line, _),) = found.gate
-    assert line.startswith("gate met" if met else "gate NOT MET")
-    assert f"{difference:+.2f}"[1:] in line
+    (gate,) = found.gate
+    assert gate.line.startswith("gate met" if met else "gate NOT MET")
+    assert f"{difference:+.2f}"[1:] in gate.line
 
 
 def test_all_requirements_of_all_files_must_be_met():
@@ -287,7 +287,7 @@ def test_all_requirements_of_all_files_must_be_met():
     worse = planted(-1.0, 4.0)[1]
     assert mt.verdict({"m": first}, {"m": second}, require=["m > 0", "m >= -1"]).met
     found = mt.verdict({"m": first}, {"m": second}, {"m": worse}, require=["m > 0", "m >= -3"])
-    assert [met for _, met in found.gate] == [True, False, True, True]
+    assert [each.met for each in found.gate] == [True, False, True, True]
     assert not found.met
 
 
@@ -324,8 +324,8 @@ VALUES = {"acc": [0, 1] * 10}
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ("image id,acc\n", "a header and as many cells in every line"),
-        ("", "a header and as many cells in every line"),
+        ("image id,acc\n", "a header and a line for each item in .*b.csv, found 1 line"),
+        ("", "a header and a line for each item in .*b.csv, found 0 lines"),
         ("image id,acc\n" + "".join(f"image {n},1\n" for n in range(19)), "'image 19' in .*a.csv alone"),
         ("image id,acc\n" + "".join(f"image {n},1\n" for n in range(21)), "'image 20' in .*b.csv alone"),
         ("image id,acc\n" + "".join(f"image {n},{'' if n == 3 else 1}\n" for n in range(20)), "found '' in line 5"),
@@ -335,6 +335,8 @@ VALUES = {"acc": [0, 1] * 10}
         ("image id,acc\n" + "".join(f"image {n}\n" for n in range(20)), "found 1 in line 2"),
         ("image id,acc\n" + "".join(f"image {n},cat\n" for n in range(20)), "a column of numbers"),
         ("image id,iou\n" + "".join(f"image {n},1\n" for n in range(20)), "found acc in .*a.csv; iou in .*b.csv"),
+        ("image id,acc\n" + "".join(f"image {n},{'1_0' if n == 3 else 1}\n" for n in range(20)), "'1_0' in line 5"),
+        ("image id;acc\n" + "".join(f"image {n};0,{n}\n" for n in range(20)), "'0,0' in line 2 .*write decimal points"),
         ("image id,acc,acc\n" + "".join(f"image {n},1,1\n" for n in range(20)), "'acc' more often"),
     ],
 )
@@ -351,7 +353,7 @@ def test_a_wrong_table_is_refused_by_its_line(tmp_path: Path, second: str, messa
         ({"given": [hits(0, 0.5), hits(1, 0.5, 200)]}, "'200' in A alone"),
         ({"given": [hits(0, 0.5), np.full(300, np.nan)]}, "expected a number in value of B, found 'nan'"),
         ({"given": [np.zeros((3, 3)), np.zeros((3, 3))]}, r"arrays \[items\] of one length in A"),
-        ({"require": ["AP >= 0"]}, "a requirement of value, found AP"),
+        ({"require": ["AP >= 0"]}, "a measure of value, found AP"),
         ({"require": ["value <= 0"]}, "a requirement such as"),
         ({"require": ["value >= much"]}, "a requirement such as"),
         ({"groups": np.arange(300) % 2}, "3 groups or more, found 2"),
@@ -362,7 +364,10 @@ def test_a_wrong_table_is_refused_by_its_line(tmp_path: Path, second: str, messa
         ({"resamples": 2}, "100 resamples or more and a seed from 0, found 2 and 0"),
         ({"seed": -1}, "100 resamples or more and a seed from 0, found 1000 and -1"),
         ({"groups": [None] * 25 + list(range(275))}, "a group of every item, found none of some"),
-        ({"groups": {"image 1": 0}}, r"groups as a CSV file or an array \[items\], found a mapping"),
+        ({"groups": {"image 1": 0}}, "every test image in groups, found none of 300, first '0'"),
+        ({"groups": {n: None if n == 7 else n // 8 for n in range(300)}}, "a group of every item, found none of some"),
+        ({"measure": "acc"}, "a column of numbers"),
+        ({"methods": {"m": ["a", "b"]}}, "expected methods with results files, found"),
         ({"given": [1e150 * hits(0, 0.5), hits(1, 0.5)]}, "expected a number in value of A, found '1e"),
         ({"given": [np.linspace(0, 1, 300), np.linspace(0, 100, 300)]}, "value in one unit, found fractions in A and"),
     ],
@@ -451,3 +456,84 @@ def test_a_measure_of_one_file_alone_is_named(tmp_path: Path):
     files = csv_of(tmp_path / "a.csv", {"top1": a * 1, "top5": a * 1}), csv_of(tmp_path / "b.csv", {"top1": b * 1})
     (notice,) = mt.verdict(*files).notices
     assert notice.startswith("not in every file, and left out: 'top5' of ")
+
+
+def test_chosen_columns_alone_are_measures_and_the_family(tmp_path: Path):
+    a, b = hits(0, 0.7, 40) * 1, hits(1, 0.8, 40) * 1
+    files = [csv_of(tmp_path / f"{name}.csv", {"acc": side, "class_id": [*range(1, 40), ""], "loss": side / 3})
+             for name, side in (("a", a), ("b", b))]  # fmt: skip
+    with pytest.raises(InputError, match="a number in class_id"):
+        mt.verdict(*files)
+    (row,) = mt.verdict(*files, measure="acc").rows
+    assert (row.measure, row.p) == ("acc", mt.verdict(a, b).rows[0].change.p)
+    assert [row.measure for row in mt.verdict(*files, measure=["acc", "loss"]).rows] == ["acc", "loss"]
+    for asked, message in (({"measure": ["acc", "iou"]}, "a measure of acc, found iou"),
+                           ({"measure": "acc", "require": "loss > 0"}, "a measure of acc, found loss")):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            mt.verdict(*files, **asked)
+    truth, *predictions = detections(tmp_path)
+    assert [row.measure for row in mt.verdict(*predictions, ground_truth=truth, measure="AP50").rows] == ["AP50"]
+
+
+def test_groups_of_a_mapping_or_a_series_are_by_item_and_of_an_array_by_place(tmp_path: Path):
+    a, b = hits(0, 0.7, 40) * 1, hits(1, 0.8, 40) * 1
+    ids = [str(n) for n in np.random.default_rng(0).permutation(40)]
+    files = [csv_of(tmp_path / f"{name}.csv", {"acc": side}, ids) for name, side in (("a", a), ("b", b))]
+    expected = mt.verdict(a, b, groups=[int(name) // 8 for name in ids]).rows[0].change
+
+    for groups in ({n: n // 8 for n in range(40)}, {float(n): f"film {n // 8}" for n in range(40)}):
+        assert mt.verdict(*files, groups=groups).rows[0].change == expected
+
+
+def test_numbers_of_the_design_and_of_the_gate_are_in_the_json():
+    first, second = planted(1.0, 4.0)
+    found = mt.verdict({"m": first}, {"m": second}, require=["m > 0", "m >= 0.7"], resamples=200, seed=3)
+    content = json.loads(found.as_json())
+    assert (content["resamples"], content["seed"], content["rows"][0]["change"]["df"]) == (200, 3, 399)
+    low = content["rows"][0]["change"]["low"]
+    numbers = [(gate["measure"], gate["sign"], gate["bound"], gate["low"], gate["met"]) for gate in content["gate"]]
+    assert numbers == [("m", ">", 0, low, True), ("m", ">=", 0.7, low, False)]
+
+
+def test_a_difference_that_is_the_same_on_every_item_is_said_to_be_no_evidence():
+    a = np.random.default_rng(0).normal(size=50)
+    found = mt.verdict({"m": a, "n": a}, {"m": a + 0.5, "n": a + np.random.default_rng(1).normal(size=50)})
+    assert found.notices == (
+        "m, B against A: the same difference on every item; p = 0 says only that these do not spread",
+    )
+
+
+def pretrainings(folder: Path, name: str, values: dict[str, float], tasks=("knn",)) -> Path:
+    rows = [record(each, task, "top1", value) for each, value in values.items() for task in tasks]
+    records_file.append(folder / name / "results.jsonl", rows)
+    return folder / name / "results.jsonl"
+
+
+def test_several_pretrainings_a_side_are_a_method_by_welch_and_one_is_a_checkpoint(tmp_path: Path):
+    sides = {"a0": 61.0, "a1": 60.0, "a2": 62.5}, {"b0": 65.0, "b1": 64.2, "b2": 66.1}
+    files = [pretrainings(tmp_path, name, side) for name, side in zip("ab", sides, strict=True)]
+    methods = {name: list(side) for name, side in zip(("one", "two"), sides, strict=True)}
+    found = mt.verdict(*files, methods=methods)
+    (row,) = found.rows
+    expected = stats.ttest_ind(list(sides[1].values()), list(sides[0].values()), equal_var=False)
+    assert row.change.p == pytest.approx(expected.pvalue)
+    assert "about methods, 3 pretrainings" in found.sentences[0]
+    with pytest.raises(InputError, match=r"one checkpoint in .*, found b0, b1, b2"):
+        mt.verdict(*files, methods={"one": methods["one"]})
+    with pytest.raises(InputError, match="records of the methods, found none of three"):
+        mt.verdict(*files, methods={**methods, "three": ["c0", "c1"]})
+    one = mt.verdict(
+        results_file(tmp_path, "c", {"knn": hits(0, 0.7)}), results_file(tmp_path, "d", {"knn": hits(1, 0.8)})
+    )
+    assert "method" not in one.sentences[0]
+
+
+def test_a_sentence_is_on_a_measure_that_has_a_verdict(tmp_path: Path):
+    a, b = hits(0, 0.7), hits(1, 0.8)
+    files = results_file(tmp_path, "a", {"svm/k=4": a}), results_file(tmp_path, "b", {"svm/k=4": b})
+    for name, file in zip("ab", files, strict=True):
+        records_file.append(file, [record(name, "coco/bbox", "AP", 50.0)])
+    found = mt.verdict(*files)
+    assert [(row.measure.split()[0], row.p is None) for row in found.rows] == [("coco/bbox", True), ("svm/k=4", False)]
+    assert "in svm/k=4 top1: +" in found.sentences[0]
+    assert "one trial: no verdict on 1" in found.sentences[0]

@@ -29,7 +29,7 @@ def test_each_pretraining_is_a_trial_and_welch_judges_the_methods(results):
     (cell,) = [row.cells[-1] for row in report.summary.rows if row.label == "svm/k=4 top1"]
     assert cell.spread == f"[{interval.low:.1f}, {interval.high:.1f}]"
     assert "a (3 pretrainings), random (2 pretrainings)" in report.rule
-    assert "another seed of pretraining" in make_report([results]).rule
+    assert "another seed of the training" in make_report([results]).rule
 
 
 @pytest.mark.parametrize(

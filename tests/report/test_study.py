@@ -150,3 +150,5 @@ def test_a_margin_makes_equality_an_answer_and_noise_has_no_better():
     assert "Verdicts are about these checkpoints as they are (1 of 1)." in table_markdown(
         answers(study_of(entry), noise, {})
     )
+    old = answers(study_of({**entry, "expected": "ahead, far"}), noise, {})
+    assert table_markdown(old).endswith("quoted as it was committed: ahead is better, behind is worse.\n")

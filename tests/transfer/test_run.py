@@ -351,6 +351,8 @@ def test_groups_of_images_come_in_the_order_of_their_outcomes(tmp_path):
     (tmp_path / "truth.json").write_text(json.dumps(content))
     (tmp_path / "groups.csv").write_text("2.png,a\n5.png,b\n7.png,c\n40.png,d\n")
     data = annotations.open_dataset("mine", tmp_path, tmp_path / "truth.json")
-    groups = Detection([], [data]).groups("mine")
+    task = Detection([], [data])
+    task.check_overlap()
+    groups = task.groups["mine"]
     outcomes = coco.evaluate(tmp_path / "truth.json", []).items
     assert groups[outcomes.object_image].tolist() == [2, 3]  # of 7.png and of 40.png

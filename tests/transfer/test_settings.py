@@ -13,7 +13,7 @@ from momentum_transfer.transfer import config
 from momentum_transfer.transfer.config import SETTINGS, check_settings, get_cfg, identity
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.run import Request, run
-from momentum_transfer.verdicts.comparison import NOT_COMPARED
+from momentum_transfer.verdicts.corrections import NOT_COMPARED
 from tests.config_headers import configs_of, header
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config, tiny_config
 

@@ -10,7 +10,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.scores import coco, lvis, voc
 from momentum_transfer.verdicts import average_precision
 from momentum_transfer.verdicts.average_precision import replicates
-from momentum_transfer.verdicts.outcomes import multinomial_weights
+from momentum_transfer.verdicts.outcomes import item_weights
 from momentum_transfer.verdicts.ranked import Ranked
 from tests.transfer.scores.random_sets import coco_set, federated
 from tests.transfer.scores.references import lvis_eval, pycocotools_eval
@@ -75,7 +75,7 @@ def test_weights_are_images_that_stand_several_times_in_pycocotools():
         truth, results = coco_set(seed, images=8)
         truth, results = numbered_from_one(truth), unique_scores(results, seed)
         items = coco.evaluate(truth, results).items
-        weights = multinomial_weights(len(truth["images"]), 1, seed)[0]
+        weights = item_weights(len(truth["images"]), 1, seed)[0]
         drawn = resampled(truth, results, weights)
         assert drawn[1], "pycocotools cannot read an empty list of results"
         expected = {
@@ -89,7 +89,7 @@ def test_weights_are_images_that_stand_several_times_in_lvis_and_voc(tmp_path):
     for seed in range(12):
         truth, results = coco_set(seed, images=8)
         truth, results = numbered_from_one(federated(truth, seed)), unique_scores(results, seed)
-        weights = multinomial_weights(len(truth["images"]), 1, seed)[0]
+        weights = item_weights(len(truth["images"]), 1, seed)[0]
         drawn = resampled(truth, results, weights)
         if not drawn[1]:
             continue
@@ -108,7 +108,7 @@ def test_weights_are_images_that_stand_several_times_in_lvis_and_voc(tmp_path):
 @pytest.mark.parametrize("score", [coco, voc])
 def test_blocks_and_parts_change_no_number(monkeypatch, score, sizes: tuple[str, ...]):
     items = score.evaluate(*coco_set(5, images=30)).items
-    weights = multinomial_weights(items.images, 9, seed=1)
+    weights = item_weights(items.images, 9, seed=1)
     whole = replicates(items, weights)
     for size in sizes:
         monkeypatch.setattr(average_precision, size, 1)
@@ -125,7 +125,7 @@ def test_outcomes_survive_a_file(tmp_path):
     np.savez_compressed(tmp_path / "items.npz", **items.arrays())
     with np.load(tmp_path / "items.npz") as archive:
         again = Ranked.from_arrays(dict(archive))
-    weights = multinomial_weights(items.images, 3)
+    weights = item_weights(items.images, 3)
     for name, values in replicates(items, weights).items():
         np.testing.assert_array_equal(replicates(again, weights)[name], values)
 
@@ -145,6 +145,6 @@ def test_damaged_outcomes_are_refused():
 def test_weights_count_by_their_ratios_however_large_they_are(shift):
     """Sums beyond 32 bits, as of hundreds of millions of detections."""
     truth, results = coco_set(3, images=8)
-    weights = multinomial_weights(8, 5)
+    weights = item_weights(8, 5)
     for items in (coco.evaluate(truth, results, "bbox").items, voc.evaluate(truth, results, "area").items):
         agree(replicates(items, weights.astype(np.int64) << shift), replicates(items, weights), 1e-9)

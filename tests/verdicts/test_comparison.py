@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from momentum_transfer.verdicts.comparison import ItemEvidence, compare, mcnemar, paired_interval
-from momentum_transfer.verdicts.outcomes import jackknife_weights, multinomial_weights
+from momentum_transfer.verdicts.outcomes import item_weights
 
 SEVERAL = {0: 61.0, 1: 55.0, 2: 58.0, 3: 64.0, 4: 52.0}
 
@@ -54,7 +54,7 @@ def test_a_small_spread_of_two_trials_alarms_no_more_than_the_trials_alone():
 def of_items(differences) -> ItemEvidence:
     """As ``differences`` makes it of outcomes per item, here of one side alone."""
     count = len(differences)
-    weights = np.concatenate([multinomial_weights(count, 1000), jackknife_weights(count)])
+    weights = item_weights(count, 1000, blocks=100)
     means = weights @ differences / weights.sum(axis=1)
     zero = np.zeros(len(means))
     return ItemEvidence(count, means[:1000], zero[:1000], means[1000:], zero[1000:])

@@ -7,7 +7,7 @@ from PIL import Image
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.scores import semantic
 from momentum_transfer.verdicts.confusion import Confusions, metrics, replicates
-from momentum_transfer.verdicts.outcomes import multinomial_weights
+from momentum_transfer.verdicts.outcomes import item_weights
 
 
 def test_weights_are_label_images_that_are_listed_several_times(tmp_path):
@@ -26,7 +26,7 @@ def test_weights_are_label_images_that_are_listed_several_times(tmp_path):
             items = Confusions.from_arrays(dict(archive))
         unit = replicates(items, np.ones((1, 6), np.int32))
         assert {name: values[0] for name, values in unit.items()} == found.metrics
-        weights = multinomial_weights(6, 4)
+        weights = item_weights(6, 4)
         ours = replicates(items, weights)
         for row, weight in enumerate(weights):
             twice = [[file for file, times in zip(files, weight, strict=True) for _ in range(times)]

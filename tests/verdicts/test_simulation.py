@@ -10,7 +10,7 @@ import pytest
 from scipy import special, stats
 
 from momentum_transfer.verdicts.comparison import ItemEvidence, compare, mcnemar, paired_interval
-from momentum_transfer.verdicts.outcomes import jackknife_weights, multinomial_weights
+from momentum_transfer.verdicts.outcomes import item_weights
 
 RUNS = 20_000
 
@@ -89,7 +89,7 @@ RESAMPLES = 1000
 @functools.lru_cache
 def weights_of(items: int) -> np.ndarray:
     """[RESAMPLES + groups, items] of the bootstrap, then of the jackknife, as the report has them; rows sum to 1."""
-    weights = np.concatenate([multinomial_weights(items, RESAMPLES), jackknife_weights(items)]).astype(np.float32)
+    weights = item_weights(items, RESAMPLES, blocks=100).astype(np.float32)
     return weights / weights.sum(axis=1, keepdims=True)
 
 

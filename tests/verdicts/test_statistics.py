@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.verdicts import comparison, outcomes, power, ranking
+from momentum_transfer.verdicts import comparison, corrections, outcomes, power, ranking
 
 RANDOM = np.random.default_rng(0)
 
@@ -45,12 +45,12 @@ def test_scores_that_are_not_finite_are_refused():
 def test_words_are_by_the_sign_and_by_p_after_holm():
     sides = {"up": ([9, 8, 7.1], [1, 0, 0]), "down": ([1, 0, 0], [9, 8, 7.1]), "near": ([1, 2, 3], [1.5, 1, 3.2])}
     found = {name: compare(*each, shared=True) for name, each in sides.items()}
-    words = comparison.verdicts({**found, "one": compare([1.0], [2.0]), "other": None})
+    words = corrections.verdicts({**found, "one": compare([1.0], [2.0]), "other": None})
     assert {name: word for name, (word, _) in words.items()} == {
         "up": "better", "down": "worse", "near": "not significant", "one": "one trial: no verdict",
         "other": "other settings: not compared",
     }  # fmt: skip
-    assert [words[name][1] for name in sides] == comparison.holm([each.p for each in found.values()])
+    assert [words[name][1] for name in sides] == corrections.holm([each.p for each in found.values()])
     assert words["one"][1] is words["other"][1] is None
 
 
@@ -67,10 +67,10 @@ def test_mcnemar_is_the_exact_binomial_test():
 
 def test_holm_keeps_the_order_given_and_rejects_what_steps_down():
     p = [0.04, 0.001, 0.03, 0.5]
-    assert comparison.holm(p) == pytest.approx([0.09, 0.004, 0.09, 0.5])
-    assert comparison.holm([]) == []
+    assert corrections.holm(p) == pytest.approx([0.09, 0.004, 0.09, 0.5])
+    assert corrections.holm([]) == []
     with pytest.raises(InputError, match=r"\[0, 1\]"):
-        comparison.holm([1.5])
+        corrections.holm([1.5])
 
 
 def test_friedman_is_scipys_and_nemenyi_is_demsars_table():
@@ -164,18 +164,18 @@ def test_rank_correlations_are_scipys_with_ties():
 
 
 def test_weights_are_samples_with_replacement():
-    weights = outcomes.multinomial_weights(50, 400, seed=3)
+    weights = outcomes.item_weights(50, 400, seed=3)
     assert (weights.sum(axis=1) == 50).all()
-    np.testing.assert_array_equal(weights[:7], outcomes.multinomial_weights(50, 7, seed=3))
+    np.testing.assert_array_equal(weights[:7], outcomes.item_weights(50, 7, seed=3))
     assert weights.var() == pytest.approx(1 - 1 / 50, abs=0.03)
-    left_out = outcomes.jackknife_weights(50, blocks=10)
+    left_out = outcomes.item_weights(50, 0, blocks=10)
     assert (left_out.sum(axis=1) == 45).all()
     assert (left_out.sum(axis=0) == 9).all()
 
 
 def test_acceleration_of_a_mean_is_a_sixth_of_its_skewness():
     values = RANDOM.exponential(size=60)
-    jackknife = outcomes.jackknife_weights(60, blocks=60) @ values / 59
+    jackknife = outcomes.item_weights(60, 0, blocks=60) @ values / 59
     assert comparison.acceleration(jackknife) == pytest.approx(stats.skew(values) / (6 * 60**0.5))
     assert comparison.acceleration(np.append(-jackknife, np.nan)) == -comparison.acceleration(jackknife)
     assert comparison.acceleration(np.full(3, 2.0)) == comparison.acceleration(np.full(3, np.nan)) == 0.0
@@ -183,7 +183,7 @@ def test_acceleration_of_a_mean_is_a_sixth_of_its_skewness():
 
 def test_means_under_weights_are_means_of_repeated_items():
     values = RANDOM.random(30)
-    weights = outcomes.multinomial_weights(30, 5)
+    weights = outcomes.item_weights(30, 5)
     expected = [np.mean(list(itertools.chain(*([v] * w for v, w in zip(values, row, strict=True))))) for row in weights]
     assert outcomes.weighted_means(values, weights) == pytest.approx(expected)
     assert outcomes.weighted_means(values, np.ones((1, 30), np.int32))[0] == values.mean()
@@ -214,3 +214,21 @@ def test_power_without_spread_and_of_infinitely_many_degrees_of_freedom():
     for se, df in ((-1.0, 3), (float("nan"), 3), (float("inf"), 3), (1.0, 0), (1.0, float("nan"))):
         with pytest.raises(InputError, match="expected a standard error of at least 0 and degrees of freedom above 0"):
             power.detectable(se, df)
+
+
+def test_weights_are_the_draws_and_the_blocks_bit_for_bit():
+    """Of two bytes each, in one array; as ``bincount`` of the same draws and one block left out at a time."""
+    groups = np.random.default_rng(1).permutation(np.arange(90) % 7)
+    for given, count in ((None, 90), (groups, 7)):
+        random = np.random.default_rng(5)
+        drawn = np.stack([np.bincount(random.integers(0, count, count), minlength=count) for _ in range(20)])
+        block = np.random.default_rng(0).permutation(count) % min(10, count)
+        left_out = [(block != number).astype(int) for number in range(min(10, count))]
+        expected = np.concatenate([drawn, left_out])
+        found = outcomes.item_weights(90, 20, 5, given, blocks=10)
+        np.testing.assert_array_equal(found, expected if given is None else expected[:, groups])
+        assert found.dtype == np.int16
+    hits = np.random.default_rng(2).random(40_000) < 0.9  # their sum is beyond 16 bits
+    weights = outcomes.item_weights(len(hits), 3)
+    expected = [np.repeat(hits, row).mean() for row in weights]
+    np.testing.assert_array_equal(outcomes.weighted_means(hits, weights), expected)

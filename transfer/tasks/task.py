@@ -45,6 +45,7 @@ class Task(ABC, Generic[Data]):
     Attributes:
         name: "detection" or "segmentation"; engines choose their parts by it.
         train, test: opened data sets; ``train`` is empty where nothing is to be trained.
+        groups: test set -> [images] the groups of its images, None without, once ``check`` has read them.
         overlap: test set -> its images that also train, once ``check`` has counted them.
     """
 
@@ -53,6 +54,7 @@ class Task(ABC, Generic[Data]):
     def __init__(self, train: Sequence[Data], test: Sequence[Data]) -> None:
         self.train: tuple[Data, ...] = tuple(train)
         self.test: tuple[Data, ...] = tuple(test)
+        self.groups: dict[str, np.ndarray | None] = {}
         self.overlap: dict[str, int] = {}
 
     def sets(self) -> list[Data]:
@@ -71,15 +73,13 @@ class Task(ABC, Generic[Data]):
     def images(self, data: Data) -> list[str]:
         """Image files of a data set, in the order of the outcomes of its images."""
 
-    def groups(self, name: str) -> np.ndarray | None:
-        """[images] the groups of a test set's images, where its folder says them; see ``image_groups``."""
-        return image_groups(self.images(self.tested(name)))
-
     def check_overlap(self, *, forbid: bool = False) -> None:
-        """Count and report the test images that are byte for byte training images; InputError with ``forbid``."""
+        """Count and report the test images that are byte for byte training images; InputError with ``forbid``.
+
+        Groups of the test images are read here, before a training: ``image_groups``.
+        """
         train = [file for data in self.train for file in self.images(data)]
-        for data in self.test:
-            self.groups(data.name)  # what is wrong there is refused before the training
+        self.groups = {data.name: image_groups(self.images(data)) for data in self.test}
         for data in self.test if train and is_main() else ():
             found = shared_files(train, self.images(data))
             self.overlap[data.name] = report_overlap(found, where=data.name, forbid=forbid)

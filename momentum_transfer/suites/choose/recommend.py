@@ -18,7 +18,8 @@ from momentum_transfer.report.differences import RESAMPLES, Comparisons
 from momentum_transfer.report.page import make_report, write_report
 from momentum_transfer.report.read_inputs import read_records
 from momentum_transfer.suites.choose.stages import DETECTION, Question
-from momentum_transfer.verdicts.comparison import BETTER, Comparison, verdicts
+from momentum_transfer.verdicts.comparison import Comparison
+from momentum_transfer.verdicts.corrections import BETTER, verdicts
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.read_inputs import read_records
 from momentum_transfer.suites.choose.recommend import decide, write_page
 from momentum_transfer.suites.choose.stages import CLASSIFICATION, Candidate, Question
-from momentum_transfer.verdicts.comparison import holm, mcnemar
+from momentum_transfer.verdicts.comparison import mcnemar
+from momentum_transfer.verdicts.corrections import holm
 from momentum_transfer.verdicts.outcomes import PerItem
 
 

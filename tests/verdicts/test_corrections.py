@@ -8,19 +8,9 @@ from scipy import stats
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.verdicts import outcomes
-from momentum_transfer.verdicts.comparison import (
-    BETTER,
-    NOT_SIGNIFICANT,
-    WORSE,
-    Comparison,
-    ItemEvidence,
-    compare,
-    equal_within,
-    holm,
-    max_t,
-    verdicts,
-    word,
-)  # fmt: skip
+from momentum_transfer.verdicts.comparison import Comparison, ItemEvidence, compare
+from momentum_transfer.verdicts.corrections import BETTER, NOT_SIGNIFICANT, WORSE, holm, max_t, verdicts, word
+from momentum_transfer.verdicts.equality import equal_within  # fmt: skip
 
 GROUPS = np.repeat(np.arange(12), [1, 5, 3, 4, 2, 6, 5, 1, 3, 4, 2, 6])
 
@@ -28,8 +18,7 @@ GROUPS = np.repeat(np.arange(12), [1, 5, 3, 4, 2, 6, 5, 1, 3, 4, 2, 6])
 def of_items(differences, trials=(0.0,), groups=None, hits=None) -> Comparison:
     """The comparison of outcomes whose differences item by item are given, in points; ``trials`` add to their mean."""
     count, differences = len(differences), np.asarray(differences, dtype=float)
-    weights = np.concatenate([outcomes.multinomial_weights(count, 2000, groups=groups),
-                              outcomes.jackknife_weights(count, groups=groups)])  # fmt: skip
+    weights = outcomes.item_weights(count, 2000, groups=groups, blocks=100)
     means, zero = weights @ differences / weights.sum(axis=1), np.zeros(len(weights))
     evidence = ItemEvidence(
         count, means[:2000], zero[:2000], means[2000:], zero[2000:], hits,
@@ -41,11 +30,11 @@ def of_items(differences, trials=(0.0,), groups=None, hits=None) -> Comparison:
 
 def test_whole_groups_are_drawn_and_a_mean_is_that_of_the_items_drawn():
     values = np.random.default_rng(0).random(len(GROUPS))
-    drawn = outcomes.multinomial_weights(12, 30, seed=3)
+    drawn = outcomes.item_weights(12, 30, seed=3)
     naive = [np.mean(np.concatenate([values[g == GROUPS] for g in range(12) for _ in range(row[g])])) for row in drawn]
-    weights = outcomes.multinomial_weights(len(GROUPS), 30, seed=3, groups=GROUPS)
+    weights = outcomes.item_weights(len(GROUPS), 30, seed=3, groups=GROUPS)
     assert outcomes.weighted_means(values, weights) == pytest.approx(naive)
-    left_out = outcomes.jackknife_weights(len(GROUPS), groups=GROUPS)
+    left_out = outcomes.item_weights(len(GROUPS), 0, groups=GROUPS, blocks=100)
     assert sorted(map(tuple, left_out)) == sorted(tuple((g != GROUPS).astype(int)) for g in range(12))
 
 
