@@ -207,3 +207,26 @@ def test_a_whole_detector_and_a_random_start_are_measured_by_themselves():
     check_trained(final, InitialWeights("itself", detector=final.detector))
     with pytest.raises(InputError, match=r"head\.cls_score\.bias at 5e\+03"):
         check_trained(final, InitialWeights("none", detector={}))
+
+
+def test_a_backbones_pth_is_read_once(tmp_path, monkeypatch):
+    write_backbone(tmp_path / "backbone.pth")
+    reads, load = [], torch.load
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: (reads.append(args), load(*args, **kwargs))[1])
+    assert read_initial(str(tmp_path / "backbone.pth")).backbone
+    assert len(reads) == 1
+
+
+def test_the_folder_of_a_run_stands_for_its_detector(tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "training.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match=r"model_final.pth in .*run, found a training that left no checkpoint"):
+        read_initial(str(run))
+    torch.save({"model": export_state(build_detector(tiny_config("retinanet")))}, run / "model_final.pth")
+    by_folder, by_file = read_initial(str(run)), read_initial(str(run / "model_final.pth"))
+    assert (by_folder.name, by_folder.sha256) == (by_file.name, by_file.sha256)
+    assert by_folder.detector.keys() == by_file.detector.keys() != set()
+    with pytest.raises(InputError, match=r"found 1 trials in .*; give one of them, .*trial_0"):
+        run.rename(tmp_path / "trial_0")
+        read_initial(str(tmp_path))

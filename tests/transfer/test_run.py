@@ -13,7 +13,6 @@ from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core import records as results
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.config import identity
-from momentum_transfer.transfer.cost import Estimate
 from momentum_transfer.transfer.data import annotations
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.run import Request, run
@@ -87,21 +86,19 @@ def test_to_evaluate_a_backbone_alone_is_refused(tmp_path):
         run(cfg, Request(str(backbone), eval_only=True))
 
 
-def test_minutes_of_an_evaluation_alone_are_timed_with_the_images_that_train(tmp_path, monkeypatch):
+def test_minutes_of_an_evaluation_alone_time_nothing_and_keep_no_schedule(tmp_path, monkeypatch):
     run(shapes_config("retinanet", tmp_path, *SHORT), Request("none"))
-    timed = []
 
     def estimate(experiment):
-        timed.append([len(data.load()["images"]) for data in experiment.task.train])
-        return Estimate(1e-9, 0.0, experiment.cfg.SOLVER.MAX_ITER, 0, 0, 0.0, "cpu")
+        raise AssertionError("timed")
 
     monkeypatch.setattr("momentum_transfer.transfer.own_settings.estimate", estimate)
     again = shapes_config("retinanet", tmp_path, *SHORT, "OUTPUT_DIR", str(tmp_path / "eval"))
-    run(again, Request(str(tmp_path / "out/model_final.pth"), eval_only=True, minutes=1.0))
-    assert len(timed) == 1
-    assert timed[0][0] > 0
-    assert results.read(tmp_path / "eval/results.jsonl")[0]
+    run(again, Request(str(tmp_path / "out"), eval_only=True, minutes=1.0))
+    records = results.read(tmp_path / "eval/results.jsonl")[0]
+    assert {record["checkpoint"]["name"] for record in records} == {"out"}
     assert not (tmp_path / "eval/model_final.pth").exists()
+    assert not list(tmp_path.rglob("schedule_*.json"))
 
 
 def test_weights_and_data_are_read_once_for_all_trials(tmp_path, monkeypatch):
