@@ -55,8 +55,10 @@ def load_config(defaults: CfgNode, file: str | Path | None, overrides: Sequence[
     cfg = defaults.clone()
     cfg.defrost()
     if file is not None:
+        listing = listing_of(_config_file(file).resolve())
+        where = f"{file}, listed in {listing}" if listing else str(file)
         for key, value in _leaves(_read_yaml(file), defaults):
-            _set(cfg, key, value, where=str(file))
+            _set(cfg, key, value, where)
     if len(overrides) % 2:
         raise InputError(
             f"expected KEY VALUE pairs after the options, found {len(overrides)} arguments: {' '.join(overrides)}; "
