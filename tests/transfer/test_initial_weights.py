@@ -13,9 +13,9 @@ from momentum_transfer.transfer.initial_weights import (
     match_backbone,
     read_initial,
 )
+from momentum_transfer.transfer.torchvision_engine.detectors import export_state, load_backbone, load_detector
 from momentum_transfer.transfer.torchvision_engine.engine import initialise
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
-from momentum_transfer.transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
 from tests.transfer.torchvision_engine.tiny import DETECTORS, tiny_config
 
 SMALL = Architecture("resnet10", 32)

@@ -17,8 +17,8 @@ from momentum_transfer.transfer.data import annotations
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.run import Request, run
 from momentum_transfer.transfer.scores import typed
+from momentum_transfer.transfer.torchvision_engine.detectors import export_state
 from momentum_transfer.transfer.torchvision_engine.engine import build
-from momentum_transfer.transfer.torchvision_engine.weights import export_state
 from tests.transfer.torchvision_engine.tiny import check_data, shapes_config, write_shapes
 
 SHORT = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "ENGINE", "torchvision", "PROTOCOL", "tiny"]
