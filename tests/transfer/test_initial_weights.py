@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from momentum_transfer.backbones.convert import write
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.initial_weights import (
     LARGEST_GROWTH,
@@ -23,7 +23,7 @@ SMALL = Architecture("resnet10", 32)
 
 def write_backbone(path, architecture=SMALL):
     torch.manual_seed(7)
-    backbone = build_backbone(architecture)
+    backbone = build_resnet(architecture)
     for name, value in backbone.state_dict().items():
         if value.dtype.is_floating_point:
             value.copy_(torch.rand_like(value) if "var" in name else torch.randn_like(value))
@@ -149,7 +149,7 @@ def test_matching_names_what_stays_new():
 
 def test_a_backbone_in_a_container_may_be_called_pth(tmp_path):
     torch.manual_seed(7)
-    state = build_backbone(SMALL).state_dict()
+    state = build_resnet(SMALL).state_dict()
     nested = {f"module.encoder_q.{name}": value for name, value in state.items()}
     nested |= {"module.encoder_q.fc.0.weight": torch.zeros(4, 256), "module.encoder_q.fc.0.bias": torch.zeros(4)}
     nested |= {f"module.encoder_k.{name}": value for name, value in state.items()}

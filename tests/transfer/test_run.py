@@ -8,8 +8,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from momentum_transfer.backbones import read as backbone_reading
-from momentum_transfer.backbones.build import build_backbone as timm_backbone
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.build import build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core import records as results
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.config import identity
@@ -80,7 +80,7 @@ def test_a_diverged_detector_is_not_scored_later_either(size, tmp_path):
 
 def test_to_evaluate_a_backbone_alone_is_refused(tmp_path):
     backbone = tmp_path / "backbone.pth"
-    torch.save(build_backbone(Architecture("resnet10", 8)).state_dict(), backbone)
+    torch.save(build_resnet(Architecture("resnet10", 8)).state_dict(), backbone)
     cfg = shapes_config("retinanet", tmp_path, *SHORT)
     with pytest.raises(InputError, match=r"expected a trained detector .* with --eval-only, found the backbone"):
         run(cfg, Request(str(backbone), eval_only=True))
@@ -103,7 +103,7 @@ def test_minutes_of_an_evaluation_alone_time_nothing_and_keep_no_schedule(tmp_pa
 
 def test_weights_and_data_are_read_once_for_all_trials(tmp_path, monkeypatch):
     backbone = tmp_path / "backbone.pth"
-    torch.save(build_backbone(Architecture("resnet10", 32)).state_dict(), backbone)
+    torch.save(build_resnet(Architecture("resnet10", 32)).state_dict(), backbone)
     cfg, read = shapes_config("retinanet", tmp_path, *SHORT, "TRIALS", "2"), []
     for module, name in ((backbone_reading, "sha256_of"), (annotations, "read_annotations")):
         original = getattr(module, name)
@@ -307,7 +307,7 @@ def test_a_scored_run_keeps_its_classes_and_its_errors(tmp_path):
 
 def test_a_diverged_training_is_said_on_the_way_and_leaves_no_record(tmp_path, capsys):
     architecture = "timm:convnext_atto?depths=(1,1,1,1)&dims=(16,24,32,48)"
-    state = timm_backbone(architecture).state_dict()
+    state = build_backbone(architecture).state_dict()
     state["stem.0.bias"].zero_()  # of a file from before these were drawn; 66 px are padded to 96
     save_file(state, tmp_path / "backbone.safetensors", {"architecture": architecture})
     settings = ["MODEL.BACKBONE.ARCH", architecture, "INPUT.MIN_SIZE_TRAIN", "[66]", "SOLVER.BASE_LR", "1"]
