@@ -74,7 +74,7 @@ def _check_batch_statistics(cfg: CfgNode, micro: int, processes: int) -> None:
         raise InputError(
             "expected several processes, or NORM.GROUP_SIZE images of a virtual one, to shuffle between under "
             f"NORM.TEACHER ShuffleBN, found one process that normalises its {micro} images together: that is plain BN, "
-            "whose statistics leak which key is the query's; take NORM.GROUP_SIZE 32 (MoCo's on a GPU) or another divisor"
+            "whose statistics leak which key is the query's; take NORM.GROUP_SIZE 32 (MoCo's) or another divisor"
         )
 
 

@@ -168,7 +168,8 @@ def load_embedding(run: str | Path, network: str | None = None) -> Branch | None
         return None
     state = checkpoints.load(file)
     cfg = get_cfg()
-    cfg.merge_from_other_cfg(CfgNode.load_cfg(state["config"]))
+    with checkpoints.fitting(file):
+        cfg.merge_from_other_cfg(CfgNode.load_cfg(state["config"]))
     classes = state["model"].get("student.fc.weight", [[]] * 10)
     method = build_method(cfg, len(classes))
     method.load_state_dict(state["model"])
