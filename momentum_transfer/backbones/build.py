@@ -9,17 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from momentum_transfer.backbones import resnet
 from momentum_transfer.backbones.module_network import ModuleArchitecture, ModuleBackbone
 from momentum_transfer.backbones.network_input import NetworkInput
-from momentum_transfer.backbones.resnet import (
-    DEPTHS,
-    STEMS,
-    Architecture,
-    NormLayer,
-    ResNet,
-    build_resnet,
-    to_detectron2,
-)
+from momentum_transfer.backbones.resnet import DEPTHS, STEMS, Architecture, NormLayer, ResNet, to_detectron2
 from momentum_transfer.backbones.timm_models import TIMM, TimmArchitecture, check_name
 from momentum_transfer.backbones.timm_network import TimmBackbone, build_timm
 from momentum_transfer.core.errors import InputError
@@ -74,7 +67,7 @@ def build_backbone(architecture: AnyArchitecture | str, norm_layer: NormLayer | 
         return build_timm(architecture, norm_layer)
     if isinstance(architecture, ModuleArchitecture):
         return architecture.build(norm_layer)
-    return build_resnet(architecture, nn.BatchNorm2d if norm_layer is None else norm_layer)
+    return resnet.build_resnet(architecture, nn.BatchNorm2d if norm_layer is None else norm_layer)
 
 
 @lru_cache(maxsize=32)
