@@ -117,8 +117,9 @@ def read_source(weights: str, asked: TimmArchitecture | None = None) -> InitialW
     if weights.startswith((_TIMM, RANDOM_OF)):
         return load_backbone(weights, architecture=asked)
     path = hub.local_file(weights) if is_hub_name(weights) else Path(weights)
-    if is_run(path):
+    if _is_run(path):
         path = trained_weights(path)
+        weights = str(path)
     if not path.exists():
         raise InputError(
             f"weights not found: {path}; convert a checkpoint with tools/convert.py, or give --weights none for a "
@@ -131,7 +132,7 @@ def read_source(weights: str, asked: TimmArchitecture | None = None) -> InitialW
     return load_backbone(weights, architecture=asked, tree=tree)
 
 
-def is_run(path: Path) -> bool:
+def _is_run(path: Path) -> bool:
     """Whether a folder is OUTPUT_DIR of a fine-tuning, finished or not, or of several trials."""
     return path.is_dir() and any(
         any(path.glob(f"{each}{name}")) for each in ("", "trial_*/") for name in (WEIGHTS, CLAIM)
