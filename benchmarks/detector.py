@@ -31,9 +31,9 @@ from momentum_transfer.transfer import config
 from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.torchvision_engine.data import annotated_images
 from momentum_transfer.transfer.torchvision_engine.detection_run import mapper_of
+from momentum_transfer.transfer.torchvision_engine.detectors import export_state
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
 from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Sample
-from momentum_transfer.transfer.torchvision_engine.weights import export_state
 
 OURS, THEIRS, STOCK = "torchvision engine", "Detectron2", "stock torchvision"
 WARM_UP = 2  # rounds that are not counted

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from momentum_transfer.transfer.detectron2_engine.data import detectron2_config
 from momentum_transfer.transfer.detectron2_engine.models import build_model
-from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector
+from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector, load_detector, names
 from momentum_transfer.transfer.torchvision_engine.engine import build
 from momentum_transfer.transfer.torchvision_engine.segmentors import Segmentor
 from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Sample
-from momentum_transfer.transfer.torchvision_engine.weights import load_detector, names
 
 
 def d2_inputs(samples: Sequence[Sample]) -> list[dict[str, Any]]:

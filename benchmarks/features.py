@@ -18,7 +18,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 
-from momentum_transfer.backbones.resnet import DEPTHS, Architecture, build_backbone
+from momentum_transfer.backbones.resnet import DEPTHS, Architecture, build_resnet
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.log import say, table
@@ -33,8 +33,8 @@ def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     where = choose_device()
-    plain = build_backbone(Architecture(args.arch)).eval().to(where)
-    shipped = StageFeatures(build_backbone(Architecture(args.arch))).to(where)
+    plain = build_resnet(Architecture(args.arch)).eval().to(where)
+    shipped = StageFeatures(build_resnet(Architecture(args.arch))).to(where)
     shipped.to(memory_format=torch.channels_last)
     shipped.backbone.load_state_dict(plain.state_dict())
     images = torch.randn(args.batch, 3, args.image_size, args.image_size)

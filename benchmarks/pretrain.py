@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.machine import keep_freed_memory
@@ -68,7 +68,7 @@ class PlainMomentumBN(nn.BatchNorm2d):
 
 
 def branch(architecture: Architecture, hidden: int, norm: Any, vectors: Any, predictor: bool) -> Branch:
-    backbone = build_backbone(architecture, norm)
+    backbone = build_resnet(architecture, norm)
     projector = mlp(backbone.num_features, hidden, 256, vectors)
     return Branch(backbone, projector, mlp(256, hidden, 256, vectors) if predictor else None)
 
@@ -141,7 +141,7 @@ def lightly_step(architecture: Architecture, hidden: int, views: list[Tensor], a
     except ImportError:
         return None
     device = views[0].device
-    backbone = placed(build_backbone(architecture), device)
+    backbone = placed(build_resnet(architecture), device)
     projector = BYOLProjectionHead(backbone.num_features, hidden, 256).to(device)
     predictor = BYOLPredictionHead(256, hidden, 256).to(device)
     teacher, teacher_projector = copy.deepcopy(backbone), copy.deepcopy(projector)
@@ -221,14 +221,14 @@ def forward_flops(architecture: Architecture, side: int) -> float:
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        build_backbone(architecture).eval()(torch.zeros(1, 3, side, side))
+        build_resnet(architecture).eval()(torch.zeros(1, 3, side, side))
     return float(counter.get_total_flops())
 
 
 def teacher_forwards(name: str, rounds: int, device: torch.device) -> None:
     side, cpu_batch, gpu_batch, _ = SIZES[name]
     images = torch.randn(gpu_batch if device.type == "cuda" else cpu_batch, 3, side, side, device=device)
-    networks = {n: build_backbone(Architecture(name), Norm(n)).to(device) for n in ("BN", "MomentumBN", "EMAN")}
+    networks = {n: build_resnet(Architecture(name), Norm(n)).to(device) for n in ("BN", "MomentumBN", "EMAN")}
 
     def forward(network: nn.Module) -> Step:
         @torch.no_grad()
@@ -248,7 +248,7 @@ def ema_updates(rounds: int, device: torch.device) -> None:
     that moves as much, one addition over two flat vectors. The textbook loop makes two tensors and a third of their
     sum: 40 bytes a parameter with the lines that are read before they are written, and page faults for each.
     """
-    student = build_backbone(Architecture("resnet50")).to(device)
+    student = build_resnet(Architecture("resnet50")).to(device)
     teacher, looped = copy.deepcopy(student), copy.deepcopy(student)
     one, other = (torch.cat([p.detach().flatten() for p in net.parameters()]) for net in (teacher, student))
 

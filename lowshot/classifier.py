@@ -101,7 +101,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Setup:
     """What a training takes besides its data and preset."""
 
     rows: np.ndarray  # [n] labelled rows of the training set

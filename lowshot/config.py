@@ -70,7 +70,7 @@ SETTINGS = table(
     Setting("DATASETS.TITLE", "", Words(r"[^\0]*", "as text without NUL"),
             "what records call the test set; empty: the folder's name, or NAME and TEST"),
     Setting("DATASETS.VARIANT", "placed", Choice(("placed", "written", "strokes")), "how digits are rendered"),
-    Setting("DATASETS.DRAWINGS", 1, Number(1, 1000, whole=True, unit="renderings"),
+    Setting("DATASETS.RENDERINGS", 1, Number(1, 1000, whole=True, unit="renderings"),
             "renderings of each digit that tests"),
     Setting("DATASETS.SEED", 0, SEED, "seed of the digits' renderings, SPLIT and LONG_TAIL"),
     Setting("DATASETS.LONG_TAIL", 1.0, FRACTION,

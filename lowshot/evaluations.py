@@ -19,7 +19,7 @@ from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import sha256_of_text
 from momentum_transfer.core.neighbours import search
 from momentum_transfer.lowshot import diagnostics, inputs, knn, presets
-from momentum_transfer.lowshot.classifier import Plan
+from momentum_transfer.lowshot.classifier import Setup
 from momentum_transfer.lowshot.features.extract import StageFeatures, compute
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_vary
 from momentum_transfer.lowshot.finetune import evaluate_finetune
@@ -156,7 +156,7 @@ class _Trial:
     task: str
     protocol: str
     index: int
-    plan: Plan
+    setup: Setup
     test_set: str
 
     def scores(
@@ -168,9 +168,9 @@ class _Trial:
         Args:
             hits: [N] of the test images by metric; None for fractions that are no means over these.
         """
-        about = {"images": len(self.plan.rows), **details}
+        about = {"images": len(self.setup.rows), **details}
         return [
-            Score(self.task, metric, 100 * value, self.protocol, trial=self.index, seed=self.plan.seed, details=about,
+            Score(self.task, metric, 100 * value, self.protocol, trial=self.index, seed=self.setup.seed, details=about,
                   network=network, items=None if hits is None else hits[metric], test_set=self.test_set)
             for metric, value in values.items()
         ]  # fmt: skip
@@ -189,7 +189,7 @@ def _trials(
         if name != "FIXMATCH":  # where labelled images repeat many times among the unlabelled ones, as published
             _check_batch(f"{name}.BATCH_SIZE", batch, len(rows), distributed.world_size())
         folder = _run_folder(cfg, source, task, index, rows)
-        yield _Trial(task, protocol, index, Plan(rows, batch, seed, folder, choose_device()), test_set)
+        yield _Trial(task, protocol, index, Setup(rows, batch, seed, folder, choose_device()), test_set)
 
 
 def _linear(
@@ -210,7 +210,7 @@ def _linear(
             continue
         if features is None:
             features = _linear_features(cfg, source, images, network, data)
-        found = evaluate_linear(features, preset, trial.plan)
+        found = evaluate_linear(features, preset, trial.setup)
         check_frozen(network.backbone, original)
         yield trial.scores({"top1": found.top1, "top5": found.top5}, found.hits, learning_rate=found.learning_rate)
 
@@ -242,8 +242,8 @@ def _finetune(
     for trial in _trials(cfg, "FINETUNE", node.PRESET, preset.batch_size, data, source):
         if not wanted(trial.task, trial.protocol, trial.index):
             continue
-        build = inputs.backbone_builder(cfg, source, trial.plan.seed)
-        found = evaluate_finetune(data, build, node.FRACTION, preset, trial.plan)
+        build = inputs.backbone_builder(cfg, source, trial.setup.seed)
+        found = evaluate_finetune(data, build, node.FRACTION, preset, trial.setup)
         yield trial.scores({"top1": found.top1, "top5": found.top5}, found.hits, learning_rate=found.learning_rate)
 
 
@@ -265,8 +265,8 @@ def _fixmatch(
     for trial in _trials(cfg, "FIXMATCH", _fixmatch_protocol(node), setting.preset.batch_size, data, source):
         if not wanted(trial.task, trial.protocol, trial.index):
             continue
-        build = inputs.backbone_builder(cfg, source, trial.plan.seed)
-        found = evaluate_fixmatch(data, views, build, setting, trial.plan)
+        build = inputs.backbone_builder(cfg, source, trial.setup.seed)
+        found = evaluate_fixmatch(data, views, build, setting, trial.setup)
         numbers = {"coverage": found.coverage, "pseudo_accuracy": found.pseudo_accuracy}
         details = {name: round(100 * value, 3) if value == value else None for name, value in numbers.items()}
         scores = []

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.core import distributed
 from momentum_transfer.core.log import say
-from momentum_transfer.lowshot.classifier import Classifier, Plan, Result, Run, accuracy, fit, shared_over_processes
+from momentum_transfer.lowshot.classifier import Classifier, Result, Run, Setup, accuracy, fit, shared_over_processes
 from momentum_transfer.lowshot.labelled_data import LabelledData, Stream, search_split, steps_of
 from momentum_transfer.lowshot.presets import FinetunePreset
 
@@ -26,7 +26,7 @@ _PRECISE_BN_BATCHES = 200
 
 
 def evaluate_finetune(
-    data: LabelledData, build: Callable[[], Backbone], fraction: float, preset: FinetunePreset, plan: Plan
+    data: LabelledData, build: Callable[[], Backbone], fraction: float, preset: FinetunePreset, setup: Setup
 ) -> Result:
     """Search the backbone's learning rate if the preset has several, train on all labelled rows, score the test set.
 
@@ -36,25 +36,26 @@ def evaluate_finetune(
     """
     best = preset.learning_rates[0]
     if len(preset.learning_rates) > 1:
-        fitted, held = search_split(data.train.labels, plan.rows, plan.seed)
+        fitted, held = search_split(data.train.labels, setup.rows, setup.seed)
         found = []
         for rate in preset.learning_rates:
-            search = replace(plan, rows=fitted, folder=plan.folder / f"search_{rate:g}")
+            search = replace(setup, rows=fitted, folder=setup.folder / f"search_{rate:g}")
             model = _train(data, build, fraction, preset, rate, search)
-            on_held, _ = accuracy(model, data.held_out(held, plan.batch_size), plan.device)
+            on_held, _ = accuracy(model, data.held_out(held, setup.batch_size), setup.device)
             found.append(float(on_held["top1"]))
         best = preset.learning_rates[int(np.argmax(found))]
-    model = _train(data, build, fraction, preset, best, replace(plan, folder=plan.folder / "final"))
-    on_test, hits = accuracy(model, data.testing(plan.batch_size), plan.device)
+    model = _train(data, build, fraction, preset, best, replace(setup, folder=setup.folder / "final"))
+    on_test, hits = accuracy(model, data.testing(setup.batch_size), setup.device)
     return Result(float(on_test["top1"]), float(on_test["top5"]), best, hits)
 
 
 def _train(
-    data: LabelledData, build: Callable[[], Backbone], fraction: float, preset: FinetunePreset, rate: float, plan: Plan
-) -> Classifier:
-    model = Classifier(build(), data.num_classes, plan.seed).to(plan.device)
+    data: LabelledData, build: Callable[[], Backbone], fraction: float, preset: FinetunePreset, rate: float,
+    setup: Setup,
+) -> Classifier:  # fmt: skip
+    model = Classifier(build(), data.num_classes, setup.seed).to(setup.device)
     model.requires_grad_(True)
-    schedule, scale = preset.schedule(fraction), plan.batch_size / preset.batch_size
+    schedule, scale = preset.schedule(fraction), setup.batch_size / preset.batch_size
     run = Run(
         modules={"model": model},
         groups=[
@@ -62,26 +63,26 @@ def _train(
             {"params": list(model.fc.parameters()), "lr": preset.rate_of_head(rate, fraction) * scale},
         ],
         schedule=schedule,
-        total=steps_of(schedule.epochs, len(plan.rows), plan.batch_size),
-        folder=plan.folder,
-        metrics=plan.folder,
+        total=steps_of(schedule.epochs, len(setup.rows), setup.batch_size),
+        folder=setup.folder,
+        metrics=setup.folder,
         nesterov=preset.nesterov,
         weight_decay=preset.weight_decay,
     )
-    outer = shared_over_processes(model, plan.device)
+    outer = shared_over_processes(model, setup.device)
 
     def loss_of(inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, float]]:
-        images, labels = inputs[0].to(plan.device), inputs[1].to(plan.device)
+        images, labels = inputs[0].to(setup.device), inputs[1].to(setup.device)
         return cross_entropy(outer(images), labels), {}
 
     def batches(start: int) -> Iterable[tuple[Tensor, Tensor]]:
-        return data.training(Stream(plan.rows, plan.batch_size, run.total, plan.seed, start))
+        return data.training(Stream(setup.rows, setup.batch_size, run.total, setup.seed, start))
 
     model.train()
     fit(run, batches, loss_of, f"fine-tuning, backbone rate {rate:g}")
     if preset.recompute:
-        count = min(_PRECISE_BN_BATCHES, max(1, len(plan.rows) // plan.batch_size), run.total)
-        _recompute_statistics(model, (images.to(plan.device) for images, _ in batches(run.total - count)), count)
+        count = min(_PRECISE_BN_BATCHES, max(1, len(setup.rows) // setup.batch_size), run.total)
+        _recompute_statistics(model, (images.to(setup.device) for images, _ in batches(run.total - count)), count)
     return model.eval()
 
 

@@ -41,7 +41,7 @@ from momentum_transfer.core.loggers import read
 from momentum_transfer.core.ranges import Choice
 from momentum_transfer.images.views import sample_seed
 from momentum_transfer.lowshot.augment import SeededView, WeakAndStrong
-from momentum_transfer.lowshot.classifier import Classifier, Plan, Run, accuracy, fit, shared_over_processes
+from momentum_transfer.lowshot.classifier import Classifier, Run, Setup, accuracy, fit, shared_over_processes
 from momentum_transfer.lowshot.labelled_data import LabelledData, Stream, steps_of, training_batches
 from momentum_transfer.lowshot.presets import FixMatchPreset, FixMatchSetting
 from momentum_transfer.pretrain import norms
@@ -216,56 +216,56 @@ _Step = tuple[int, _Pair, tuple[_Pair, Tensor]]
 
 
 def evaluate_fixmatch(
-    data: LabelledData, views: WeakAndStrong, build: Callable[[], Backbone], setting: FixMatchSetting, plan: Plan
+    data: LabelledData, views: WeakAndStrong, build: Callable[[], Backbone], setting: FixMatchSetting, setup: Setup
 ) -> FixMatchResult:
     """Train on the labelled rows and on all others without their labels, then score each network on the test set.
 
     ``views`` are of unlabelled images; labelled ones see ``data.augment``. ``build`` gives a fresh backbone.
     """
-    preset, device = setting.preset, plan.device
-    unlabelled_batch = plan.batch_size * preset.unlabelled_ratio
-    others = _unlabelled_rows(len(data.train), plan.rows, unlabelled_batch)
-    method = build_method(build(), data.num_classes, preset, plan.seed, device)
+    preset, device = setting.preset, setup.device
+    unlabelled_batch = setup.batch_size * preset.unlabelled_ratio
+    others = _unlabelled_rows(len(data.train), setup.rows, unlabelled_batch)
+    method = build_method(build(), data.num_classes, preset, setup.seed, device)
     total = setting.steps or steps_of(setting.schedule.epochs, len(others), unlabelled_batch)
     outer = shared_over_processes(method, device)
 
     def test_accuracy() -> dict[str, float]:
-        found, _ = _test_accuracy(method, data, plan)
+        found, _ = _test_accuracy(method, data, setup)
         return {f"{name}_top1": 100 * each["top1"] for name, each in found.items()}  # percent, as records have it
 
     run = Run(
         modules={"method": method},
         groups=[
-            {"params": list(method.student.parameters()), "lr": setting.rate * plan.batch_size / preset.batch_size}
+            {"params": list(method.student.parameters()), "lr": setting.rate * setup.batch_size / preset.batch_size}
         ],
         schedule=setting.schedule,
         total=total,
-        folder=plan.folder / "checkpoints",
+        folder=setup.folder / "checkpoints",
         nesterov=preset.nesterov,
         weight_decay=preset.weight_decay,
         after_step=lambda step: method.update_teacher(),
-        metrics=plan.folder,
+        metrics=setup.folder,
         evaluate=test_accuracy,
         evaluate_every=setting.eval_every,
     )
 
     def batches(start: int) -> Iterable[_Step]:
-        labelled = data.training(Stream(plan.rows, plan.batch_size, total, plan.seed, start))
-        stream = Stream(others, unlabelled_batch, total, plan.seed + 1, start)
+        labelled = data.training(Stream(setup.rows, setup.batch_size, total, setup.seed, start))
+        stream = Stream(others, unlabelled_batch, total, setup.seed + 1, start)
         unlabelled = training_batches(data.train, views, stream, data.workers)
         return zip(range(start, total), labelled, unlabelled, strict=True)
 
     def loss_of(inputs: _Step) -> tuple[Tensor, dict[str, float]]:
         step, (images, labels), ((weak, strong), hidden) = inputs
-        torch.manual_seed(sample_seed(plan.seed, step, 0))  # of ShuffleBN's order: the same when a run is resumed
+        torch.manual_seed(sample_seed(setup.seed, step, 0))  # of ShuffleBN's order: the same when a run is resumed
         loss, numbers = outer(*(tensor.to(device) for tensor in (images, labels, weak, strong, hidden)))
         return loss, numbers
 
     fit(run, batches, loss_of, f"FixMatch ({preset.teacher or 'no'} teacher)")
-    found, hits = _test_accuracy(method, data, plan)
+    found, hits = _test_accuracy(method, data, setup)
     sizes = setting.weak_batches
-    weak = weak_label_hits(method.student, data, sizes, plan.seed, device) if sizes else {}
-    file = plan.folder / "metrics.jsonl"
+    weak = weak_label_hits(method.student, data, sizes, setup.seed, device) if sizes else {}
+    file = setup.folder / "metrics.jsonl"
     return FixMatchResult(found, *_pseudo_labels(read(file) if file.is_file() else [], total), hits, weak)
 
 
@@ -284,13 +284,13 @@ def _unlabelled_rows(count: int, rows: np.ndarray, batch: int) -> np.ndarray:
 
 @torch.no_grad()
 def _test_accuracy(
-    method: FixMatch, data: LabelledData, plan: Plan
+    method: FixMatch, data: LabelledData, setup: Setup
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, np.ndarray]]]:
     """Top-1 and top-5 of each network on the test set, in evaluation mode, and the hits of each image."""
     found, hits = {}, {}
     for name, network in method.networks().items():
         training = network.training
-        on_test, hits[name] = accuracy(network.eval(), data.testing(plan.batch_size), plan.device)
+        on_test, hits[name] = accuracy(network.eval(), data.testing(setup.batch_size), setup.device)
         network.train(training)
         found[name] = {metric: float(value) for metric, value in on_test.items()}
     return found, hits

@@ -53,7 +53,7 @@ class Subject:
     settings: CfgNode
     features: str = ""  # end of the protocol's name, such as "/cls", for features other than those the network pools
     about: dict[str, str] = field(default_factory=dict)  # architecture and input of another network than a ResNet
-    drawings: int = 1  # test images that show one digit, and are therefore one item to verdicts
+    renderings: int = 1  # test images that show one digit, and are therefore one item to verdicts
     groups: np.ndarray | None = field(default=None, compare=False, repr=False)  # of the test images, see image_groups
     overlap: int | None = None  # test images that are among the training images; None if nothing trains
 
@@ -117,5 +117,5 @@ def subject_of(
         settings=whole,
         features="" if pooled else f"/{cfg.FEATURES.POOL}",
         about=about,
-        drawings=cfg.DATASETS.DRAWINGS if cfg.DATASETS.NAME == "digits" else 1,
+        renderings=cfg.DATASETS.RENDERINGS if cfg.DATASETS.NAME == "digits" else 1,
     )

@@ -132,7 +132,7 @@ def _open(cfg: CfgNode, split: str) -> LabelledImages:
     images = build_dataset(
         data.NAME, data.ROOT or None, data[part], file_list=data[f"{part}_LIST"] or None,
         image_size=cfg.INPUT.IMAGE_SIZE, variant=data.VARIANT, seed=data.SEED,
-        long_tail=1.0 if data.SPLIT else long_tail, renderings=data.DRAWINGS if part == "TEST" else 1,
+        long_tail=1.0 if data.SPLIT else long_tail, renderings=data.RENDERINGS if part == "TEST" else 1,
         # a test image is not replaced by another, which would count twice
         max_unreadable=100 if split == "TRAIN" and not data.SPLIT else 0,
     )  # fmt: skip

@@ -28,7 +28,7 @@ from momentum_transfer.core.records import read
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.images.content import report_overlap, shared_rows
 from momentum_transfer.lowshot import knn as nearest
-from momentum_transfer.lowshot.classifier import Plan
+from momentum_transfer.lowshot.classifier import Setup
 from momentum_transfer.lowshot.config import EVALUATIONS, SETTINGS, get_cfg
 from momentum_transfer.lowshot.features.extract import compute
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check, check_pair, check_vary
@@ -162,8 +162,8 @@ def linear(
         COUNT.require("batch_size", batch_size)
     size = min(batch_size or chosen.batch_size, len(pair[0]))
     with TemporaryDirectory() as folder:
-        plan = Plan(np.arange(len(pair[0])), size, seed, Path(folder), choose_device())
-        found = evaluate_linear(from_cache(*pair, size), chosen, plan)
+        setup = Setup(np.arange(len(pair[0])), size, seed, Path(folder), choose_device())
+        found = evaluate_linear(from_cache(*pair, size), chosen, setup)
     return {"top1": 100 * found.top1, "top5": 100 * found.top5, "learning_rate": found.learning_rate}
 
 

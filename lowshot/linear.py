@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.lowshot.classifier import Plan, Result, Run, accuracy, fit, linear_head, shared_over_processes
+from momentum_transfer.lowshot.classifier import Result, Run, Setup, accuracy, fit, linear_head, shared_over_processes
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
 from momentum_transfer.lowshot.labelled_data import LabelledData, Stream, search_split, steps_of
 from momentum_transfer.lowshot.presets import LinearPreset
@@ -88,24 +88,24 @@ def from_cache(train: FeatureSet, test: FeatureSet, batch: int) -> FeatureBatche
     )  # fmt: skip
 
 
-def evaluate_linear(source: FeatureBatches, preset: LinearPreset, plan: Plan) -> Result:
+def evaluate_linear(source: FeatureBatches, preset: LinearPreset, setup: Setup) -> Result:
     """Search the learning rate if the preset has several, train on all labelled rows, score the test set."""
     rates = preset.learning_rates
     best = rates[0]
     if len(rates) > 1:
-        fitted, held = search_split(source.labels, plan.rows, plan.seed)
-        heads = _train(source, preset, rates, replace(plan, rows=fitted, folder=plan.folder / "search"))
-        on_held, _ = accuracy(heads, source.held_out(held), plan.device, source.distributed_test)
+        fitted, held = search_split(source.labels, setup.rows, setup.seed)
+        heads = _train(source, preset, rates, replace(setup, rows=fitted, folder=setup.folder / "search"))
+        on_held, _ = accuracy(heads, source.held_out(held), setup.device, source.distributed_test)
         best = rates[int(on_held["top1"].argmax())]
-    heads = _train(source, preset, (best,), replace(plan, folder=plan.folder / "final"))
-    on_test, hits = accuracy(heads, source.testing(), plan.device, source.distributed_test)
+    heads = _train(source, preset, (best,), replace(setup, folder=setup.folder / "final"))
+    on_test, hits = accuracy(heads, source.testing(), setup.device, source.distributed_test)
     top1, top5 = (float(on_test[metric][0]) for metric in ("top1", "top5"))
     return Result(top1, top5, best, {metric: own[0] for metric, own in hits.items()})
 
 
-def _train(source: FeatureBatches, preset: LinearPreset, rates: tuple[float, ...], plan: Plan) -> _Heads:
-    heads = _Heads(len(rates), source.dim, source.num_classes, preset.normalized, plan.seed).to(plan.device)
-    scale = plan.batch_size / preset.batch_size
+def _train(source: FeatureBatches, preset: LinearPreset, rates: tuple[float, ...], setup: Setup) -> _Heads:
+    heads = _Heads(len(rates), source.dim, source.num_classes, preset.normalized, setup.seed).to(setup.device)
+    scale = setup.batch_size / preset.batch_size
     run = Run(
         modules={"heads": heads},
         groups=[
@@ -113,22 +113,22 @@ def _train(source: FeatureBatches, preset: LinearPreset, rates: tuple[float, ...
             for head, rate in zip(heads.heads, rates, strict=True)
         ],
         schedule=preset.schedule,
-        total=steps_of(preset.schedule.epochs, len(plan.rows), plan.batch_size),
-        folder=plan.folder,
-        metrics=plan.folder,
+        total=steps_of(preset.schedule.epochs, len(setup.rows), setup.batch_size),
+        folder=setup.folder,
+        metrics=setup.folder,
         nesterov=preset.nesterov,
         optimizer_name=preset.optimizer,
     )
-    outer = shared_over_processes(heads, plan.device)
+    outer = shared_over_processes(heads, setup.device)
 
     def loss_of(inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, float]]:
-        features, labels = inputs[0].to(plan.device), inputs[1].to(plan.device)
+        features, labels = inputs[0].to(setup.device), inputs[1].to(setup.device)
         # the sum over classifiers: each one's gradient is that of its own mean loss
         losses = torch.stack([cross_entropy(logits, labels) for logits in outer(features)])
         return losses.sum(), {"loss_of_each": float(losses.detach().mean())}
 
     def batches(start: int) -> _Batches:
-        return source.training(Stream(plan.rows, plan.batch_size, run.total, plan.seed, start))
+        return source.training(Stream(setup.rows, setup.batch_size, run.total, setup.seed, start))
 
     heads.train()
     fit(run, batches, loss_of, "linear classifier")

@@ -224,7 +224,7 @@ def _write_items(scores: list[Score], folder: Path, subject: Subject) -> dict[tu
     test_sets = {_unit(score): score.test_set for score in scores}
     for score in scores:
         if score.items is not None:
-            units.setdefault(_unit(score), {})[score.metric] = per_item(score.items, subject.drawings)
+            units.setdefault(_unit(score), {})[score.metric] = per_item(score.items, subject.renderings)
     written = {}
     for unit, values in units.items():
         task, protocol, trial, network = unit

@@ -71,7 +71,7 @@ SETTINGS = table(
     Setting("NORM.PROXY_MOMENTUM", 0.1, MOMENTUM, "momentum of TeacherPN's history"),
     Setting("NORM.ALPHA_BASE", 1.0, Number(0, 1, note="the weight of the batch"), "alpha of Momentum BN at the start"),
     Setting("NORM.ALPHA_SCHEDULE", "cosine", Choice(("cosine", "constant")), "cosine: to 0"),
-    Setting("NORM.GROUP", 0, _count(2**24, "images", low=0, note="0: the whole batch"),
+    Setting("NORM.GROUP_SIZE", 0, _count(2**24, "images", low=0, note="0: the whole batch"),
             "images of one virtual process: BN sees groups of this size within a batch"),
     Setting("NORM.POLICY", "local", Choice(("local", "broadcast", "reduce")),
             "what several processes do with their Momentum BN histories"),
@@ -106,7 +106,7 @@ SETTINGS = table(
             "side of the images sent to the device"),
     Setting("DATA.WORKERS", -1, _count(1024, "processes", low=-1, note="-1: measured in the first steps"),
             "processes that read images"),
-    Setting("DATA.MEMORY_SHARE", 0.25, Number(0, 1, note="of the free memory"),
+    Setting("DATA.MEMORY_FRACTION", 0.25, Number(0, 1, note="of the free memory"),
             "memory for decoded images; 0: files are read each time"),
     Setting("SOLVER.OPTIMIZER", "sgd", Choice(("sgd", "lars", "adamw")), "optimizer"),
     Setting("SOLVER.BATCH_SIZE", 256, _count(2**24, "images"), "batch of all processes and micro-batches together"),
@@ -154,7 +154,7 @@ def norms(cfg: CfgNode) -> set[str]:
 
 
 def norms_of_own_batch(cfg: CfgNode) -> list[str]:
-    """Norms whose batch statistics depend on the number of processes; NORM.GROUP fixes how many images they see."""
+    """Norms whose batch statistics depend on the number of processes; NORM.GROUP_SIZE fixes how many they see."""
     from momentum_transfer.pretrain.norms import OWN_BATCH  # imports torch, which takes seconds, as below
 
     return sorted(norms(cfg).intersection(OWN_BATCH)) if cfg.METHOD.NAME != "random" else []
@@ -182,10 +182,10 @@ def _contradictions(cfg: CfgNode) -> Iterator[str]:
     if crop and crop[0] > crop[1]:
         yield f"expected DATA.CROP_SCALE [low, high], found {list(crop)}"
     micro, rest = divmod(cfg.SOLVER.BATCH_SIZE, cfg.SOLVER.ACCUMULATE)
-    if cfg.NORM.GROUP and not rest and micro % cfg.NORM.GROUP:
+    if cfg.NORM.GROUP_SIZE and not rest and micro % cfg.NORM.GROUP_SIZE:
         yield (
-            f"expected NORM.GROUP to divide a micro-batch of {micro} images, found {cfg.NORM.GROUP}; give NORM.GROUP "
-            f"{micro}, or another batch"
+            f"expected NORM.GROUP_SIZE to divide a micro-batch of {micro} images, found {cfg.NORM.GROUP_SIZE}; give "
+            f"NORM.GROUP_SIZE {micro}, or another batch"
         )
     if cfg.METHOD.NAME == "moco" and moco.TEACHER_PREDICTOR and not moco.PREDICTOR:
         yield "expected MOCO.PREDICTOR True under MOCO.TEACHER_PREDICTOR, found False: the teacher's is a copy of it"

@@ -49,7 +49,7 @@ def build_method(
         arch, width, stem: of the presets' backbone, see :class:`momentum_transfer.backbones.resnet.Architecture`;
             ``arch`` may be ``timm:NAME``. A config brings its own.
         settings: instead of the paper's: ``{"HEAD.HIDDEN": 512, "NORM.TEACHER": "EMAN"}``. BN of a preset normalises
-            the whole batch, of any size, unless NORM.GROUP is given; ShuffleBN divides it as the paper's batch was.
+            the whole batch, of any size, unless NORM.GROUP_SIZE is given; ShuffleBN divides it as the paper's was.
 
     Returns:
         The module: ``method(view1, view2)["loss"]``, ``method.backbone("teacher")`` after training.
@@ -65,9 +65,9 @@ def build_method(
         raise InputError(f"expected a method of {', '.join(PRESETS)}, or a config, found {name!r}: {error}") from error
     if cfg.METHOD.NAME == "supervised":
         raise InputError("expected a method without labels, found supervised; use a classifier and cross-entropy")
-    if name in PRESETS and "NORM.GROUP" not in (settings or {}) and "ShuffleBN" not in norms(cfg):
+    if name in PRESETS and "NORM.GROUP_SIZE" not in (settings or {}) and "ShuffleBN" not in norms(cfg):
         cfg.defrost()
-        cfg.NORM.GROUP = 0
+        cfg.NORM.GROUP_SIZE = 0
     return methods.build_method(cfg, num_classes=0)
 
 

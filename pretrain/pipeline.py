@@ -25,7 +25,7 @@ from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import select
 from momentum_transfer.images.views import MEAN, STD, TwoViewDataset, build_views, eval_transform
 from momentum_transfer.pretrain.monitor import EvaluationImages
-from momentum_transfer.pretrain.plan import Plan
+from momentum_transfer.pretrain.plan import PretrainingPlan
 
 Batch = tuple[Tensor, Tensor, Tensor]  # view1 [N, 3, H, W], view2 [N, 3, H, W], labels [N]
 _SAMPLE = 16  # images that are timed
@@ -100,7 +100,7 @@ class TrainingBatches:
     unknown recipe, or one that cannot be made there.
     """
 
-    def __init__(self, cfg: CfgNode, images: LabelledImages, plan: Plan, device: torch.device) -> None:
+    def __init__(self, cfg: CfgNode, images: LabelledImages, plan: PretrainingPlan, device: torch.device) -> None:
         data = cfg.DATA
         self.cfg, self.plan, self.device, self.size = cfg, plan, device, len(images)
         mean, std = statistics(cfg)
@@ -118,7 +118,9 @@ class TrainingBatches:
         data, plan = self.cfg.DATA, self.plan
         # Here and not earlier: a run that is over, or a random network, reads no training batch.
         uses, processes = (plan.steps - first) / plan.steps_per_epoch, distributed.local_world_size()
-        self.dataset.dataset = kept_in_memory(self.dataset.dataset, data.MEMORY_SHARE, uses=uses, processes=processes)
+        self.dataset.dataset = kept_in_memory(
+            self.dataset.dataset, data.MEMORY_FRACTION, uses=uses, processes=processes
+        )
         start, end = first * plan.accumulate, plan.steps * plan.accumulate
         if data.WORKERS != MEASURED:
             return self._from_batch(start, data.WORKERS)

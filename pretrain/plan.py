@@ -15,7 +15,7 @@ _LONGEST_WARMUP = 0.1
 
 
 @dataclass(frozen=True)
-class Plan:
+class PretrainingPlan:
     """The numbers of one run."""
 
     steps: int
@@ -27,7 +27,7 @@ class Plan:
     momentum_base: float  # of the teacher, scaled to the batch under the equivalence rule
 
 
-def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Plan:
+def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> PretrainingPlan:
     """The plan for ``images`` (of a data set of ``full_images`` before subsets) on ``processes`` processes.
 
     Raises:
@@ -50,7 +50,7 @@ def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Pl
     if cfg.DATA.STRETCH_EPOCHS:
         epochs = stretched_epochs(epochs, full_images, images, batch)
     steps = solver.STEPS or epochs * per_epoch
-    return Plan(
+    return PretrainingPlan(
         steps=steps,
         steps_per_epoch=per_epoch,
         micro_batch=micro,
@@ -64,21 +64,21 @@ def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Pl
 def _check_batch_statistics(cfg: CfgNode, micro: int, processes: int) -> None:
     """Raises InputError if BN would see a single image (no variance over images) or ShuffleBN would be plain BN."""
     alone = norms(cfg) - {"GN", "IN"} - ({"SyncBN"} if processes > 1 else set())
-    if 1 in (micro, cfg.NORM.GROUP) and alone and cfg.METHOD.NAME != "random":
+    if 1 in (micro, cfg.NORM.GROUP_SIZE) and alone and cfg.METHOD.NAME != "random":
         raise InputError(
             f"expected at least two images for each forward of {' and '.join(sorted(alone))}, found one: "
             f"SOLVER.BATCH_SIZE {cfg.SOLVER.BATCH_SIZE} over {processes} processes x SOLVER.ACCUMULATE "
-            f"{cfg.SOLVER.ACCUMULATE}, NORM.GROUP {cfg.NORM.GROUP}; raise them, or normalise with GN"
+            f"{cfg.SOLVER.ACCUMULATE}, NORM.GROUP_SIZE {cfg.NORM.GROUP_SIZE}; raise them, or normalise with GN"
         )
-    if "ShuffleBN" in norms(cfg) and processes == 1 and cfg.NORM.GROUP in (0, micro):
+    if "ShuffleBN" in norms(cfg) and processes == 1 and cfg.NORM.GROUP_SIZE in (0, micro):
         raise InputError(
-            "expected several processes, or NORM.GROUP images of a virtual one, to shuffle between under NORM.TEACHER "
-            f"ShuffleBN, found one process that normalises its {micro} images together: that is plain BN, whose "
-            "statistics leak which key is the query's; take NORM.GROUP 32 (MoCo's images a GPU) or another divisor"
+            "expected several processes, or NORM.GROUP_SIZE images of a virtual one, to shuffle between under "
+            f"NORM.TEACHER ShuffleBN, found one process that normalises its {micro} images together: that is plain BN, "
+            "whose statistics leak which key is the query's; take NORM.GROUP_SIZE 32 (MoCo's) or another divisor"
         )
 
 
-def learning_rate_at(plan: Plan, cfg: CfgNode, step: int) -> float:
+def learning_rate_at(plan: PretrainingPlan, cfg: CfgNode, step: int) -> float:
     """The learning rate of a step under the settings' schedule."""
     return learning_rate(
         step,
@@ -92,7 +92,7 @@ def learning_rate_at(plan: Plan, cfg: CfgNode, step: int) -> float:
     )
 
 
-def describe(plan: Plan, cfg: CfgNode, processes: int) -> list[str]:
+def describe(plan: PretrainingPlan, cfg: CfgNode, processes: int) -> list[str]:
     """The plan in lines for the log, with the scaling that was applied."""
     solver, factor = cfg.SOLVER, cfg.SOLVER.BATCH_SIZE / cfg.SOLVER.BASE_BATCH_SIZE
     cut = ", cut to the run" if plan.warmup < round(solver.WARMUP_EPOCHS * plan.steps_per_epoch) else ""
@@ -109,20 +109,20 @@ def describe(plan: Plan, cfg: CfgNode, processes: int) -> list[str]:
     return lines
 
 
-def concerns(plan: Plan, cfg: CfgNode, processes: int, preset: CfgNode | None = None) -> list[str]:
+def concerns(plan: PretrainingPlan, cfg: CfgNode, processes: int, preset: CfgNode | None = None) -> list[str]:
     """Warnings before a run, a line each: BN or SyncBN of other images than in its config, a long warm-up.
 
     ``preset``: the config before what the command line changed; None if there is no file.
     """
     lines, solver = [], cfg.SOLVER
-    seen, pinned = cfg.NORM.GROUP or plan.micro_batch, preset.NORM.GROUP if preset else 0
-    expected = pinned or solver.BATCH_SIZE  # without NORM.GROUP the config means one process
+    seen, pinned = cfg.NORM.GROUP_SIZE or plan.micro_batch, preset.NORM.GROUP_SIZE if preset else 0
+    expected = pinned or solver.BATCH_SIZE  # without NORM.GROUP_SIZE the config means one process
     if (by_process := norms_of_own_batch(cfg)) and seen != expected:
         lines.append(
             f"another protocol: {' and '.join(by_process)} of {expected} images in "
-            f"{'the config, as its paper had' if pinned else 'one process'}, of {seen} in this run (NORM.GROUP "
-            f"{cfg.NORM.GROUP}, {counted(processes, 'process')} x {counted(solver.ACCUMULATE, 'micro-batch')} of "
-            f"{plan.micro_batch}); NORM.GROUP sets how many, whatever the number of processes"
+            f"{'the config, as its paper had' if pinned else 'one process'}, of {seen} in this run (NORM.GROUP_SIZE "
+            f"{cfg.NORM.GROUP_SIZE}, {counted(processes, 'process')} x {counted(solver.ACCUMULATE, 'micro-batch')} of "
+            f"{plan.micro_batch}); NORM.GROUP_SIZE sets how many, whatever the number of processes"
         )
     if plan.warmup / plan.steps > _LONGEST_WARMUP:
         lines.append(

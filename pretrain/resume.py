@@ -107,14 +107,14 @@ def check_other_processes(cfg: CfgNode, before: int, now: int) -> None:
     """Raises InputError for another number of processes where it would change the images that a normalisation sees.
 
     GN and IN look at one image, SyncBN at the whole micro-batch, EMAN and StudentPN at the student's statistics. All
-    others keep statistics of each process's own images, and under NORM.GROUP of each of its groups.
+    others keep statistics of each process's own images, and under NORM.GROUP_SIZE of each of its groups.
     """
     by_process = norms_of_own_batch(cfg)
     if before == now or not by_process:
         return
     seen = [cfg.SOLVER.BATCH_SIZE // (count * cfg.SOLVER.ACCUMULATE) for count in (before, now)]
     change = f"would normalise a process's {seen[1]} images instead of {seen[0]}, another training"
-    if group := cfg.NORM.GROUP:
+    if group := cfg.NORM.GROUP_SIZE:
         change = f"would have statistics of {seen[1] // group} groups a process, where {seen[0] // group} are saved"
     raise InputError(
         f"expected {before} processes, as the checkpoint had, found {now}: {' and '.join(by_process)} {change}; go on "
@@ -168,7 +168,8 @@ def load_embedding(run: str | Path, network: str | None = None) -> Branch | None
         return None
     state = checkpoints.load(file)
     cfg = get_cfg()
-    cfg.merge_from_other_cfg(CfgNode.load_cfg(state["config"]))
+    with checkpoints.fitting(file):
+        cfg.merge_from_other_cfg(CfgNode.load_cfg(state["config"]))
     classes = state["model"].get("student.fc.weight", [[]] * 10)
     method = build_method(cfg, len(classes))
     method.load_state_dict(state["model"])

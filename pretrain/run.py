@@ -29,7 +29,7 @@ from momentum_transfer.pretrain.monitor import KnnMonitor
 from momentum_transfer.pretrain.norms import use_fused_sync
 from momentum_transfer.pretrain.optimizers import build_optimizer
 from momentum_transfer.pretrain.pipeline import TrainingBatches, build_images, evaluation_images, settle_views
-from momentum_transfer.pretrain.plan import Plan, concerns, describe, make_plan
+from momentum_transfer.pretrain.plan import PretrainingPlan, concerns, describe, make_plan
 
 
 def compile_networks(method: Method, device: torch.device) -> None:
@@ -68,7 +68,7 @@ class Run:
 
     cfg: CfgNode
     device: torch.device
-    plan: Plan
+    plan: PretrainingPlan
     images: LabelledImages
     batches: TrainingBatches
     method: Method

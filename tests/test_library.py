@@ -16,7 +16,7 @@ from PIL import Image
 from sklearn.neighbors import KNeighborsClassifier
 
 import momentum_transfer as mt
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from tests.transfer.test_detector_run import write_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,7 +75,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("library")
     torch.manual_seed(0)
     for name in ("checkpoint", "lars", "sgd"):
-        state = build_backbone(Architecture("resnet18")).state_dict()
+        state = build_resnet(Architecture("resnet18")).state_dict()
         state |= {key: torch.rand_like(value) for key, value in state.items() if key.endswith("bias")}  # as if trained
         torch.save(state, folder / f"{name}.pth")
     box = {"image_id": 1, "category_id": 1, "bbox": [1, 1, 6, 6]}
@@ -159,7 +159,7 @@ class _Said(logging.Handler):
 
 
 def test_loading_into_a_network_of_another_depth_changes_nothing(prepared: Path):
-    other = build_backbone(Architecture("resnet10"))
+    other = build_resnet(Architecture("resnet10"))
     before = other.conv1.weight.clone()
     with pytest.raises(mt.InputError, match=r"it lacks layer1\.1\.conv1\.weight"):
         mt.load(prepared / "checkpoint.pth", into=other)

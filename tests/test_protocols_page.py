@@ -66,7 +66,7 @@ def test_the_list_of_images_per_bn_is_that_of_the_configs():
         cfg = load_config(get_cfg(), path)
         assert bool(norms_of_own_batch(cfg)) == group.isdigit() or path.stem.endswith("syncbn_teacher_syncbn")
         if group.isdigit():
-            assert int(group) == cfg.NORM.GROUP, path.stem
+            assert int(group) == cfg.NORM.GROUP_SIZE, path.stem
             images = re.search(r"\d+ x (\d+)", gpus)
             assert images is None or images[1] == group
     assert met == {pattern for pattern, _, _ in patterns}

@@ -24,10 +24,9 @@ from pathlib import Path
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.backbones.hub import is_hub_name
 from momentum_transfer.core.command import above_0, at_least, run_tool
 from momentum_transfer.core.errors import InputError, counted
-from momentum_transfer.core.files import RANDOM_OF, is_made, weights_name
+from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, weights_name
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.shipped import started, workplace
 from momentum_transfer.suites.attempt import Outcome, alone, run_local

@@ -109,9 +109,12 @@ def explain_failure():
 
 
 def main():
-    if any(word.startswith("-") for word in sys.argv[1:]):
+    options = [word for word in sys.argv[1:] if word.startswith("-")]
+    if {"-h", "--help"} & set(options):
         print(__doc__.strip())
-        sys.exit(0 if sys.argv[1] in ("-h", "--help") else 2)
+        sys.exit(0)
+    if options:
+        fail("expected names of extras, found the option %s; see python3 tools/setup_env.py --help" % options[0])
     check_python()
     wanted, present = set(sys.argv[1:]), installed_extras()
     if present is not None and wanted <= present:

@@ -56,7 +56,8 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--config", required=True, help="Detectron2-keyed YAML, see configs/transfer and configs/smoke")
-    add("--weights", help="backbone .pkl, detector .pth, hf:org/name, random-of:CKPT, or none (default: MODEL.WEIGHTS)")
+    weights = "backbone .pkl, detector .pth or its run's folder, hf:org/name, random-of:CKPT, or none"
+    add("--weights", help=f"{weights} (default: MODEL.WEIGHTS)")
     add("--arch", metavar="TEXT", help="network of the backbone instead of the config's: resnet50, timm:NAME")
     add("--train", metavar="FOLDER_OR_FILE", help="your own set: COCO, VOC or YOLO form")
     add("--val", metavar="FOLDER_OR_FILE", help="the images that test; or:")

@@ -19,12 +19,12 @@ from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.experiment import Engine, Predictor
-from momentum_transfer.transfer.initial_weights import InitialWeights, read_detector
+from momentum_transfer.transfer.initial_weights import WEIGHTS, InitialWeights, read_detector, trained_weights
 from momentum_transfer.transfer.prediction.input_images import as_pixels
 from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
-#: Files of a run: its weights, its settings, the names of its classes, and what its training began with.
-WEIGHTS, CONFIG, CLASSES, CLAIM = "model_final.pth", "config.yaml", "classes.json", "training.json"
+#: Files of a run: its settings, and the names of its classes.
+CONFIG, CLASSES = "config.yaml", "classes.json"
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,6 @@ def read_classes(folder: Path) -> RunClasses:
             f"expected the classes of a run in {file}, found something else ({error}); it holds "
             '{"title": …, "classes": [{"id": 1, "name": …}, …]}'
         ) from error
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Whether there is something to resume: a checkpoint of either engine, or the final weights."""
-    single = any((folder / name).is_file() for name in ("model_final.pth", "last_checkpoint"))
-    return single or any(folder.glob("checkpoints/step_*.pth"))
 
 
 @dataclass(frozen=True)
@@ -206,16 +200,7 @@ def _weights_of(run: Path) -> Path:
         return run
     if not run.is_dir():
         raise InputError(f"run not found: {run}; give the OUTPUT_DIR of a finished `transfer`")
-    if (run / WEIGHTS).is_file():
-        return run / WEIGHTS
-    trials = sorted(path.parent for path in run.glob(f"trial_*/{WEIGHTS}"))
-    if trials:
-        raise InputError(f"expected one run, found {len(trials)} trials in {run}; give one of them, {trials[0]}")
-    why = "no run of `transfer`"
-    if (run / CLAIM).is_file():
-        unfinished = "a training that has not ended; go on with `transfer --resume`"
-        why = unfinished if has_checkpoint(run) else "a training that left no checkpoint; run `transfer` again"
-    raise InputError(f"expected a finished run with {WEIGHTS} in {run}, found {why}")
+    return trained_weights(run)
 
 
 def _engine(cfg: CfgNode, asked: str, trained: str) -> Engine:

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from momentum_transfer.backbones import hub
 from momentum_transfer.backbones.build import detectron2_names
-from momentum_transfer.backbones.hub import is_hub_name
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.safe_load.read_file import read_tree
 from momentum_transfer.backbones.source import SourceBackbone, is_constant
 from momentum_transfer.backbones.timm_network import TimmArchitecture
 from momentum_transfer.core.checkpoints import read_archive
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import RANDOM_OF, sha256_of, weights_name
+from momentum_transfer.core.files import RANDOM_OF, is_hub_name, sha256_of, weights_name
 from momentum_transfer.transfer import any_backbone
 
 #: A ResNet's tensor within a detector. The extra norm of C4 heads, ``roi_heads.res5.norm``, is the detector's own.
@@ -31,6 +31,8 @@ _HEADS = ("proposal_generator.", "head.", "sem_seg_head.")
 #: A network of timm within a detector: under a pyramid (without ViTDet's own relative positions), or by itself.
 _UNDER_PYRAMID = re.compile(r"^backbone\.(?:bottom_up|net)\.(?!.*\.rel_pos_[hw]$)(.*)$")
 _ALONE = re.compile(r"^backbone\.(.*)$")
+#: Files of a run: its weights, and what its training began with.
+WEIGHTS, CLAIM = "model_final.pth", "training.json"
 #: How weights that are no files begin.
 _TIMM, _MODULE = "timm:", "module:"
 #: Random initialisation, so that it never happens by a forgotten option.
@@ -97,9 +99,9 @@ def read_source(weights: str, asked: TimmArchitecture | None = None) -> InitialW
 
     Args:
         weights: a ``.pkl`` of tools/convert.py or any checkpoint that ``backbones.read`` reads, a ``.pth`` of a
-            detector of either engine, either of them by its name on the Hub (``hf:org/name``), ``timm:NAME`` for the
-            weights that timm publishes, ``random-of:`` and any of these for a backbone of that architecture at random,
-            or ``none``.
+            detector of either engine or the folder of the run that trained it, a file by its name on the Hub
+            (``hf:org/name``), ``timm:NAME`` for the weights that timm publishes, ``random-of:`` and any of these for a
+            backbone of that architecture at random, or ``none``.
         asked: the network, where the file does not name it.
 
     Raises:
@@ -115,27 +117,54 @@ def read_source(weights: str, asked: TimmArchitecture | None = None) -> InitialW
     if weights.startswith((_TIMM, RANDOM_OF)):
         return load_backbone(weights, architecture=asked)
     path = hub.local_file(weights) if is_hub_name(weights) else Path(weights)
+    if _is_run(path):
+        path = trained_weights(path)
+        weights = str(path)
     if not path.exists():
         raise InputError(
             f"weights not found: {path}; convert a checkpoint with tools/convert.py, or give --weights none for a "
             "detector whose backbone too starts at random"
         )
-    detector = _detector_in(path)
-    if detector is not None:
-        return InitialWeights(weights_name(weights), sha256_of(path), detector=detector)
-    return load_backbone(weights, architecture=asked)
+    tree = read_tree(path) if path.suffix == ".pth" else None
+    state = _tensors_in(tree) or {}
+    if any(name.startswith(_HEADS) for name in state) and any(name.startswith("backbone.") for name in state):
+        return InitialWeights(weights_name(weights), sha256_of(path), detector=state)
+    return load_backbone(weights, architecture=asked, tree=tree)
 
 
-def _detector_in(path: Path) -> dict[str, Tensor] | None:
-    """A detector's tensors; None if the file is of another kind, which ``load_backbone`` reads."""
-    if path.suffix != ".pth":
+def _is_run(path: Path) -> bool:
+    """Whether a folder is OUTPUT_DIR of a fine-tuning, finished or not, or of several trials."""
+    return path.is_dir() and any(
+        any(path.glob(f"{each}{name}")) for each in ("", "trial_*/") for name in (WEIGHTS, CLAIM)
+    )
+
+
+def trained_weights(run: Path) -> Path:
+    """The detector's file in the folder of a run; InputError if it is not finished, or holds several trials."""
+    if (run / WEIGHTS).is_file():
+        return run / WEIGHTS
+    trials = sorted(path.parent for path in run.glob(f"trial_*/{WEIGHTS}"))
+    if trials:
+        raise InputError(f"expected one run, found {len(trials)} trials in {run}; give one of them, {trials[0]}")
+    why = "no run of `transfer`"
+    if (run / CLAIM).is_file():
+        unfinished = "a training that has not ended; go on with `transfer --resume`"
+        why = unfinished if has_checkpoint(run) else "a training that left no checkpoint; run `transfer` again"
+    raise InputError(f"expected a finished run with {WEIGHTS} in {run}, found {why}")
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is something to resume: a checkpoint of either engine, or the final weights."""
+    single = any((folder / name).is_file() for name in (WEIGHTS, "last_checkpoint"))
+    return single or any(folder.glob("checkpoints/step_*.pth"))
+
+
+def _tensors_in(tree: Any) -> dict[str, Tensor] | None:
+    """The tensors of a detector's file, ``{"model": …}`` or a bare mapping; None if it holds anything else."""
+    state = tree.get("model", tree) if isinstance(tree, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         return None
-    try:
-        state = read_detector(path)
-    except InputError:
-        return None
-    whole = any(name.startswith(_HEADS) for name in state) and any(name.startswith("backbone.") for name in state)
-    return state if whole else None
+    return state
 
 
 def read_detector(path: str | Path) -> dict[str, Tensor]:
@@ -146,8 +175,8 @@ def read_detector(path: str | Path) -> dict[str, Tensor]:
         loaded = read_archive(path)
     except InputError as error:
         raise InputError(f"{error}; give the model_final.pth of a finished run") from error
-    state = loaded.get("model", loaded) if isinstance(loaded, dict) else None
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    state = _tensors_in(loaded)
+    if state is None:
         raise InputError(f"expected a mapping of names to tensors in {path}, found something else")
     return state
 

@@ -20,11 +20,19 @@ from momentum_transfer.transfer import any_backbone
 from momentum_transfer.transfer.config import check_settings, decisive, identity
 from momentum_transfer.transfer.cost import cost_of, estimate
 from momentum_transfer.transfer.data.annotations import file_stem
-from momentum_transfer.transfer.detector_run import CLAIM, classes_of, has_checkpoint, write_classes
+from momentum_transfer.transfer.detector_run import classes_of, write_classes
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.error_analysis.analysis import write_analysis
 from momentum_transfer.transfer.experiment import Engine, Experiment
-from momentum_transfer.transfer.initial_weights import NONE, InitialWeights, check_trained, read_initial, read_trained
+from momentum_transfer.transfer.initial_weights import (
+    CLAIM,
+    NONE,
+    InitialWeights,
+    check_trained,
+    has_checkpoint,
+    read_initial,
+    read_trained,
+)
 from momentum_transfer.transfer.own_settings import Opened, kept_schedule, timed_schedule
 from momentum_transfer.transfer.predictions import Predictions
 from momentum_transfer.transfer.tasks import open_task
@@ -79,7 +87,10 @@ def _resolve(cfg: CfgNode, request: Request, engine: Engine, opened: Opened) -> 
     kept = None
     if request.minutes is not None and (kept := kept_schedule(cfg, request.minutes, place, request.resume)) is not None:
         cfg = kept
-    to_time = request.minutes is not None and kept is None
+    undecided = request.minutes is not None and kept is None
+    to_time = undecided and not request.eval_only
+    if undecided and request.eval_only:
+        say("nothing is trained: --minutes times nothing, and keeps no schedule for later trainings")
     initial = read_initial(request.weights, cfg, opened.weights)
     if request.eval_only and not initial.detector:
         raise InputError(
@@ -90,7 +101,7 @@ def _resolve(cfg: CfgNode, request: Request, engine: Engine, opened: Opened) -> 
         for trial in range(cfg.TRIALS):
             if to_time or not _is_done(cfg, request, engine, initial, trial):
                 _refuse_to_overwrite(_folder(cfg, trial))
-    task = opened.task or open_task(cfg, training=to_time or not request.eval_only)
+    task = opened.task or open_task(cfg, training=not request.eval_only)
     experiment = Experiment(cfg, task, initial)
     if to_time and request.minutes is not None:
         experiment = replace(experiment, cfg=timed_schedule(experiment, request.minutes, place))

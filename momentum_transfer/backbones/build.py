@@ -67,7 +67,7 @@ def build_backbone(architecture: AnyArchitecture | str, norm_layer: NormLayer | 
         return build_timm(architecture, norm_layer)
     if isinstance(architecture, ModuleArchitecture):
         return architecture.build(norm_layer)
-    return resnet.build_backbone(architecture, nn.BatchNorm2d if norm_layer is None else norm_layer)
+    return resnet.build_resnet(architecture, nn.BatchNorm2d if norm_layer is None else norm_layer)
 
 
 @lru_cache(maxsize=32)

@@ -14,9 +14,9 @@ from pathlib import Path, PurePosixPath
 
 from momentum_transfer.core import machine
 from momentum_transfer.core.errors import InputError, extra, shown
+from momentum_transfer.core.files import HUB
 from momentum_transfer.core.log import say
 
-PREFIX = "hf:"
 _FORM = "hf:org/name[@revision][:file]"
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9_-])?"
 _NAME = re.compile(rf"hf:(?P<repository>{_PART}/{_PART})(?:@(?P<revision>[\w./-]+))?(?::(?P<file>[^:@\s][^:]*))?")
@@ -32,12 +32,7 @@ class HubName:
 
     def __str__(self) -> str:
         at = f"@{self.revision}" if self.revision else ""
-        return f"{PREFIX}{self.repository}{at}" + (f":{self.file}" if self.file else "")
-
-
-def is_hub_name(weights: str | Path) -> bool:
-    """Whether the text names a file on the Hub, and no path."""
-    return str(weights).startswith(PREFIX)
+        return f"{HUB}{self.repository}{at}" + (f":{self.file}" if self.file else "")
 
 
 def parse(text: str | Path) -> HubName:

@@ -29,11 +29,18 @@ _OF_TRAINING = ("dynamic_img_size", "drop_path_rate")
 
 def read_model_config(file: Path) -> dict[str, Any]:
     """transformers' or timm's config beside a file of weights; empty where there is none."""
+    config = _beside(file, "config.json")
+    return config if {"model_type", "architecture"} & config.keys() else {}
+
+
+def _beside(file: Path, name: str) -> dict[str, Any]:
+    """The JSON mapping ``name`` in the folder of a file of weights; empty where there is none."""
+    beside = file.with_name(name)
     try:
-        config = json.loads(read_text(file.parent / "config.json", "a model config", MOST_BYTES))
+        found = json.loads(read_text(beside, "a JSON file", MOST_BYTES)) if beside.exists() else {}
     except (InputError, ValueError, RecursionError):
         return {}
-    return config if isinstance(config, dict) and {"model_type", "architecture"} & config.keys() else {}
+    return found if isinstance(found, dict) else {}
 
 
 def timm_architecture_in(config: Mapping[str, Any]) -> TimmArchitecture | None:
@@ -70,10 +77,10 @@ def input_in(config: Mapping[str, Any]) -> NetworkInput | None:
 
 def detectors_network(file: Path) -> TimmArchitecture | None:
     """The network of timm in a finished detector, by ``network.json`` beside its weights; None without one."""
+    described = _beside(file, "network.json")
     try:
-        described = json.loads(read_text(file.parent / "network.json", "a detector's network", MOST_BYTES))
         network = architecture_in({"architecture": str(described["architecture"])})
-    except (ValueError, RecursionError, TypeError, KeyError, InputError):
+    except (KeyError, InputError):
         return None
     if not isinstance(network, TimmArchitecture):
         return None

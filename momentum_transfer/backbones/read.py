@@ -27,7 +27,7 @@ from momentum_transfer.backbones.understanding import Hints
 from momentum_transfer.core import digests
 from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import RANDOM_OF, sha256_of, weights_name
+from momentum_transfer.core.files import RANDOM_OF, is_hub_name, sha256_of, weights_name
 from momentum_transfer.core.log import say, speaking
 from momentum_transfer.core.settings import learned_settings, pretraining_hash
 
@@ -43,6 +43,7 @@ _EXPORTED = ("backbone.safetensors", "model.safetensors", f"model.safetensors{IN
 def load_backbone(
     path: str | Path, architecture: str | AnyArchitecture | None = None, *, network: str | None = None,
     family: str | None = None, trust_pickle: bool = False, resize_positions: bool = False,
+    tree: Any = None,
 ) -> SourceBackbone:  # fmt: skip
     """Read the backbone of a checkpoint of any known family.
 
@@ -56,6 +57,7 @@ def load_backbone(
         family: name of a rule in ``families.FAMILIES``; the default is the rule that fits best.
         trust_pickle: allow the file to run code while it is read.
         resize_positions: resample position embeddings to the image size of ``architecture``.
+        tree: what ``read_tree`` has read of the file already.
 
     Raises:
         CoverageError: backbone tensors are missing, mis-shaped or unexplained; it carries the report.
@@ -78,7 +80,8 @@ def load_backbone(
         return sources.named_backbone(str(path), network, family)
     file = checkpoint_file(path)
     refuse_other_formats(file)
-    tree = (containers.read_shards if file.name.endswith(INDEX) else read_tree)(file, trust_pickle=trust_pickle)
+    if tree is None:
+        tree = (containers.read_shards if file.name.endswith(INDEX) else read_tree)(file, trust_pickle=trust_pickle)
     carried = carried_metadata(tree, file)
     reading = None
     if family is None and architecture is None and not resize_positions:
@@ -99,7 +102,7 @@ def load_backbone(
         held = "one network and does not say which" if reading.network == ONLY else f"the {reading.network} only"
         raise InputError(f"expected the {network}, found a file that holds {held}: {file}; leave --network out")
     source = _finish(reading, carried, file)
-    on_hub = str(path).startswith(hub.PREFIX)
+    on_hub = is_hub_name(path)
     source.name = weights_name(path if on_hub else file)
     if on_hub:
         source.metadata["source"] = hub.origin(path, file)
@@ -169,7 +172,7 @@ def _hints(
 def checkpoint_file(path: str | Path) -> Path:
     """``path`` itself; the local copy of ``hf:org/name…``; the ``last`` checkpoint of a run folder; of another folder
     the first of ``_EXPORTED``."""
-    if str(path).startswith(hub.PREFIX):
+    if is_hub_name(path):
         return hub.local_file(path)
     path = Path(path)
     if not path.is_dir():

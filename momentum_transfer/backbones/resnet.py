@@ -118,7 +118,7 @@ class ResNet(TorchvisionResNet):
         return self.stages(x)["pooled"]
 
 
-def build_backbone(architecture: Architecture, norm_layer: NormLayer = nn.BatchNorm2d) -> ResNet:
+def build_resnet(architecture: Architecture, norm_layer: NormLayer = nn.BatchNorm2d) -> ResNet:
     """A freshly initialised ResNet: He initialisation, fan-out; residual branches do not begin at zero."""
     return ResNet(architecture, norm_layer)
 

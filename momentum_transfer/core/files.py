@@ -17,6 +17,8 @@ from momentum_transfer.core.errors import InputError
 
 #: Prefix of a checkpoint: a network of its architecture at random instead.
 RANDOM_OF = "random-of:"
+#: Prefix of weights on the Hub, ``hf:org/name[@revision][:file]``.
+HUB = "hf:"
 #: File names common to all runs, which do not identify one.
 _GENERIC = re.compile(r"(backbone|model|model_final|checkpoint|last|step_\d+)(\.[a-z]+)*|checkpoints")
 #: Temporary files of ``atomic_path``.
@@ -169,6 +171,11 @@ def sha256_of_text(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
+def is_hub_name(weights: str | Path) -> bool:
+    """Whether the text names a file on the Hub, and no path."""
+    return str(weights).startswith(HUB)
+
+
 def is_made(weights: str | Path) -> bool:
     """Whether the text names weights that are no file: timm's, or those of a custom module."""
     return str(weights).startswith(("timm:", "module:"))
@@ -187,8 +194,8 @@ def weights_name(path: str | Path) -> str:
         return f"random-of-{weights_name(str(path).removeprefix(RANDOM_OF))}"
     if is_made(text := str(path)):
         return text.partition(":")[2].replace("/", "-")
-    if text.startswith("hf:"):  # the repository stands for the run's folder
-        name, _, file = text.removeprefix("hf:").partition(":")
+    if is_hub_name(text):  # the repository stands for the run's folder
+        name, _, file = text.removeprefix(HUB).partition(":")
         repository, _, revision = name.partition("@")
         path = "/".join(filter(None, (f"{repository}@{revision.replace('/', '-')}".rstrip("@"), file)))
     parts = list(Path(path).parts)

@@ -34,7 +34,7 @@ _BY_NAME = {
 #: change them, and its hash leaves them out. Here, because checkpoints are read without importing ``pretrain``.
 #: Not among them is what alters the arithmetic: RUN.PRECISION, RUN.COMPILE, RUN.CHANNELS_LAST and RUN.DEVICE change
 #: the rounding, RUN.CALIBRATION_BATCHES the random baseline.
-FREE_IN_PRETRAINING = ("OUTPUT_DIR", "DATA.ROOT", "DATA.WORKERS", "DATA.MEMORY_SHARE", "DATA.MAX_UNREADABLE",
+FREE_IN_PRETRAINING = ("OUTPUT_DIR", "DATA.ROOT", "DATA.WORKERS", "DATA.MEMORY_FRACTION", "DATA.MAX_UNREADABLE",
                        "RUN.CHECKPOINT_EVERY", "RUN.KEEP", "RUN.LOG_EVERY", "RUN.KNN_EVERY", "RUN.KNN_SPLIT",
                        "RUN.EXPORT_EVERY")  # fmt: skip
 #: Folder beside a results file, of the settings that its records name by their hash.
@@ -55,8 +55,10 @@ def load_config(defaults: CfgNode, file: str | Path | None, overrides: Sequence[
     cfg = defaults.clone()
     cfg.defrost()
     if file is not None:
+        listing = listing_of(_config_file(file).resolve())
+        where = f"{file}, listed in {listing}" if listing else str(file)
         for key, value in _leaves(_read_yaml(file), defaults):
-            _set(cfg, key, value, where=str(file))
+            _set(cfg, key, value, where)
     if len(overrides) % 2:
         raise InputError(
             f"expected KEY VALUE pairs after the options, found {len(overrides)} arguments: {' '.join(overrides)}; "

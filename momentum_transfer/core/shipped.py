@@ -55,10 +55,20 @@ def find_config(name: str | Path, *, beside: Path | None = None) -> Path:
 
 
 def listing_of(config: Path) -> Path | None:
-    """The file in ``config``'s folder that lists it as a variant; None if none does, or it is a file itself."""
+    """The file in ``config``'s folder that lists it as a variant; None if none does, or it is a file itself.
+
+    Raises InputError if two files list it, or none does and a file with its name in the text has a broken list.
+    """
     if config.is_file():
         return None
-    found = [file for file in _yaml_files(config.parent) if config.stem in variants(file, config.stem)]
+    found, broken = [], []
+    for file in _yaml_files(config.parent):
+        try:
+            found += [file] if config.stem in variants(file, config.stem) else []
+        except InputError as error:
+            broken.append(error)
+    if broken and not found:
+        raise broken[0]
     if len(found) > 1:
         raise InputError(
             f"expected one file that lists {config.stem} under {VARIANTS}, found {found[0]} and {found[1]}; rename one"

@@ -250,7 +250,7 @@ def kept_in_memory(images: LabelledImages, fraction: float, *, uses: float, proc
     if free is None or needed * processes > fraction * free:
         return images
     kept = DecodedImages(images)
-    say(f"keeping {len(kept)} decoded images in memory, {kept.pixels.nbytes / 2**20:.0f} MiB (DATA.MEMORY_SHARE)")
+    say(f"keeping {len(kept)} decoded images in memory, {kept.pixels.nbytes / 2**20:.0f} MiB (DATA.MEMORY_FRACTION)")
     return kept
 
 

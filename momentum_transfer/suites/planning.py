@@ -14,9 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from momentum_transfer.backbones.hub import is_hub_name
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import RANDOM_OF, is_made, sha256_of, sha256_of_text, weights_name
+from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, sha256_of, sha256_of_text, weights_name
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.records import read
 from momentum_transfer.core.settings import config_files

@@ -2,7 +2,7 @@
 
     pretrain:
       config: configs/smoke/momentum2_digits.yaml
-      grid: {NORM.TEACHER: [BN, MomentumBN], NORM.GROUP: [8, 16]}   # every combination
+      grid: {NORM.TEACHER: [BN, MomentumBN], NORM.GROUP_SIZE: [8, 16]}   # every combination
       variants: {slow: {SOLVER.STEPS: 100}, moco: {config: other.yaml}} # each with every combination
       seeds: [0, 1, 2]
       settings: {DATA.WORKERS: 2}                                   # of all runs
@@ -12,7 +12,7 @@ A run is named by its variant, the grid's values and the seed: ``slow-BN-8_seed0
 and a preset of the suite for its tasks. Plots show a measure over a setting, over another measure, or while training:
 
     plots:
-      - {title: "Images per BN", y: svm/k=16 top1, x: NORM.GROUP, by: NORM.TEACHER, log: true}
+      - {title: "Images per BN", y: svm/k=16 top1, x: NORM.GROUP_SIZE, by: NORM.TEACHER, log: true}
       - {title: "Linear and long-tailed accuracy", y: finetune top1, x: linear top1, by: METHOD.NAME}
       - {title: "kNN while training", curve: knn_top1, by: variant}
 

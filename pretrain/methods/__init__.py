@@ -67,20 +67,20 @@ def _rule(cfg: CfgNode) -> TeacherRule:
 
 
 def virtual_processes(cfg: CfgNode) -> int:
-    """Virtual processes of NORM.GROUP images within one process's micro-batch; 1 where NORM.GROUP is 0.
+    """Virtual processes of NORM.GROUP_SIZE images within one process's micro-batch; 1 where NORM.GROUP_SIZE is 0.
 
     InputError if the micro-batch does not divide into such groups.
     """
-    size, processes = cfg.NORM.GROUP, distributed.world_size()
+    size, processes = cfg.NORM.GROUP_SIZE, distributed.world_size()
     micro = cfg.SOLVER.BATCH_SIZE // (processes * cfg.SOLVER.ACCUMULATE)
     if size == 0:
         return 1
     if micro % size:
         raise InputError(
-            f"expected NORM.GROUP to divide the {micro} images of a process's micro-batch (SOLVER.BATCH_SIZE "
+            f"expected NORM.GROUP_SIZE to divide the {micro} images of a process's micro-batch (SOLVER.BATCH_SIZE "
             f"{cfg.SOLVER.BATCH_SIZE} over {processes} processes x SOLVER.ACCUMULATE {cfg.SOLVER.ACCUMULATE}), found "
-            f"{size}, the images per BN of the protocol; use fewer processes or micro-batches, or another NORM.GROUP, "
-            "which is another protocol"
+            f"{size}, the images per BN of the protocol; use fewer processes or micro-batches, or another "
+            "NORM.GROUP_SIZE, which is another protocol"
         )
     return micro // size
 

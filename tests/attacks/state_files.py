@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from momentum_transfer.backbones import convert
 from momentum_transfer.backbones.convert import backbone_state
 from momentum_transfer.backbones.read import load_backbone
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.lowshot.features.feature_set import read_npz
@@ -42,7 +42,7 @@ class Weights:
 
     def __init__(self, folder: Path) -> None:
         self.folder, architecture = folder, Architecture("resnet10", 4, "imagenet")
-        self.state = backbone_state(build_backbone(architecture))
+        self.state = backbone_state(build_resnet(architecture))
         self.files = {suffix: folder / f"whole{suffix}" for suffix in FORMATS}
         for file in self.files.values():
             convert.write(file, self.state, architecture, {"network": "teacher", "source": "x"})

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from momentum_transfer.backbones import convert
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.files import sha256_of
 from momentum_transfer.lowshot import fixmatch, linear
 from momentum_transfer.pretrain.train import train
@@ -104,7 +104,7 @@ SHORT = {
 def test_few_labels_within_a_trial(command, tmp_path, monkeypatch):
     weights = tmp_path / "backbone.pth"
     torch.manual_seed(0)
-    torch.save(build_backbone(Architecture("resnet10", 8)).state_dict(), weights)
+    torch.save(build_resnet(Architecture("resnet10", 8)).state_dict(), weights)
     for room in (linear, fixmatch):
 
         def fit(run, *arguments, fit=room.fit):

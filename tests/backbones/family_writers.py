@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, ResNet, build_resnet
 
 TINY = Architecture("resnet10", 8)
 
@@ -40,7 +40,7 @@ class Nest(nn.Module):
 
 def network(architecture: Architecture = TINY, fc: nn.Module | None = None) -> ResNet:
     """A backbone whose parameters and statistics all differ from their initial values; ``fc`` rides along unused."""
-    made = build_backbone(architecture)
+    made = build_resnet(architecture)
     for module in made.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.5)

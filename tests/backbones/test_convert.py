@@ -14,7 +14,7 @@ import torchvision
 
 from momentum_transfer.backbones import convert, read
 from momentum_transfer.backbones.read import load_backbone
-from momentum_transfer.backbones.resnet import Architecture, build_backbone, from_detectron2
+from momentum_transfer.backbones.resnet import Architecture, build_resnet, from_detectron2
 from momentum_transfer.core.errors import InputError
 from tests.backbones import family_writers
 from tests.backbones.family_writers import detectron2_name, network
@@ -59,7 +59,7 @@ def test_in_memory_conversion_is_its_own_inverse():
 def test_two_x_width_is_converted():
     architecture = Architecture("resnet50", 128)
     with torch.device("meta"):
-        state = build_backbone(architecture).state_dict()
+        state = build_resnet(architecture).state_dict()
     state = {name: torch.zeros((), dtype=t.dtype).expand(t.shape) for name, t in state.items()}
     arrays = convert.to_detectron2(state, architecture)
     assert arrays["res5.0.shortcut.weight"].shape == (4096, 2048, 1, 1)

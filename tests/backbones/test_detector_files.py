@@ -12,8 +12,8 @@ from momentum_transfer.backbones.build import detectron2_names
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.initial_weights import read_initial
+from momentum_transfer.transfer.torchvision_engine.detectors import export_state
 from momentum_transfer.transfer.torchvision_engine.engine import build
-from momentum_transfer.transfer.torchvision_engine.weights import export_state
 from tests.tools.in_process import run_tool
 from tests.transfer.torchvision_engine.tiny import tiny_config
 

@@ -11,7 +11,7 @@ import yaml
 from safetensors.torch import save_file
 
 from momentum_transfer.backbones.convert_file import convert_file
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from tests.backbones.family_writers import network
 
@@ -56,7 +56,7 @@ def test_the_settings_describe_the_tensors_of_the_pkl_and_are_printed_as_words(a
 
 
 def test_the_normalisation_is_the_checkpoints_own_where_timms_config_beside_it_tells_another(tmp_path):
-    save_file(build_backbone(Architecture("resnet34")).state_dict(), tmp_path / "model.safetensors")
+    save_file(build_resnet(Architecture("resnet34")).state_dict(), tmp_path / "model.safetensors")
     details = {"mean": [0.5, 0.4, 0.3], "std": [0.5, 0.25, 0.2], "tag": "of_tomorrow"}
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet34", "pretrained_cfg": details}))
     convert_file(tmp_path, tmp_path / "out.pkl")
@@ -78,9 +78,9 @@ def test_the_normalisation_is_the_checkpoints_own_where_timms_config_beside_it_t
 def test_a_vit_gets_this_projects_keys_and_what_a_lazy_config_says(tmp_path, capsys):
     pytest.importorskip("timm")
     arch = "timm:vit_tiny_patch16_224.augreg_in21k?img_size=64&depth=2&embed_dim=48&num_heads=2"
-    from momentum_transfer.backbones.build import build_backbone as any_backbone
+    from momentum_transfer.backbones.build import build_backbone
 
-    torch.save(any_backbone(arch).state_dict(), tmp_path / "v.pth")
+    torch.save(build_backbone(arch).state_dict(), tmp_path / "v.pth")
     convert_file(tmp_path / "v.pth", tmp_path / "v.pkl", architecture=arch, without_prefix=True)
     tree = yaml.safe_load((tmp_path / "v.yaml").read_text())
     half = {"PIXEL_MEAN": [127.5] * 3, "PIXEL_STD": [127.5] * 3}  # augreg's

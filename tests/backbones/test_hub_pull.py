@@ -5,7 +5,7 @@ from momentum_transfer.backbones import hub
 from momentum_transfer.backbones.convert import write
 from momentum_transfer.backbones.hub import HubName, parse
 from momentum_transfer.backbones.read import load_backbone
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import sha256_of
 from momentum_transfer.transfer.initial_weights import read_initial
@@ -31,7 +31,7 @@ def weights(tmp_path_factory):
     folder = tmp_path_factory.mktemp("weights")
     architecture = Architecture("resnet10", 8)
     torch.manual_seed(0)
-    write(folder / "backbone.safetensors", build_backbone(architecture).state_dict(), architecture, {})
+    write(folder / "backbone.safetensors", build_resnet(architecture).state_dict(), architecture, {})
     return folder / "backbone.safetensors"
 
 

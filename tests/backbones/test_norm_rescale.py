@@ -8,7 +8,7 @@ from torch import nn
 from momentum_transfer.backbones import norm_rescale
 from momentum_transfer.backbones.norm_rescale import SCOPES, in_scope, rescale_by_constant, rescale_to_anchor
 from momentum_transfer.backbones.read import load_backbone
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 
 TINY = Architecture("resnet10", 8)
@@ -17,7 +17,7 @@ TINY = Architecture("resnet10", 8)
 def backbone(seed: int, scale: float = 1.0, architecture: Architecture = TINY) -> dict[str, torch.Tensor]:
     """A state whose every float tensor is random and non-zero."""
     torch.manual_seed(seed)
-    net = build_backbone(architecture)
+    net = build_resnet(architecture)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
@@ -61,7 +61,7 @@ def test_constant_multiplies_each_tensor_in_scope(scope):
 
 def test_default_scope_is_every_learned_tensor():
     assert norm_rescale.DEFAULT_SCOPE == "conv+bn"
-    learned = {name for name, _ in build_backbone(TINY).named_parameters()}
+    learned = {name for name, _ in build_resnet(TINY).named_parameters()}
     assert {name for name, t in backbone(0).items() if in_scope(name, t, "conv+bn")} == learned
 
 
@@ -93,7 +93,7 @@ def test_training_mode_features_do_not_see_the_norm_of_convolutions():
     state, images = backbone(0), torch.randn(8, 3, 64, 64)
     outputs = []
     for weights in (state, rescale_by_constant(state, 0.1, "conv")):
-        net = build_backbone(TINY).double()
+        net = build_resnet(TINY).double()
         net.load_state_dict(weights)
         outputs.append(net.train()(images.double()))
     torch.testing.assert_close(*outputs, rtol=0.05, atol=0.05)  # eps 1e-5 is felt more at a tenth of the scale
@@ -191,7 +191,7 @@ def test_anchor_file_of_any_source_is_applied_and_recorded(tmp_path):
 
 
 def test_fresh_weights_have_ratio_one_and_only_large_norms_are_warned_of():
-    state = build_backbone(Architecture("resnet18", 16)).state_dict()
+    state = build_resnet(Architecture("resnet18", 16)).state_dict()
     assert norm_rescale.he_ratio(state) == pytest.approx(1.0, rel=0.05)
     assert norm_rescale.lars_warning(state) == ""
     large = rescale_by_constant(state, 5.0, "conv")

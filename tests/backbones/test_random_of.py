@@ -5,7 +5,7 @@ import torch
 
 from momentum_transfer.backbones.convert import write
 from momentum_transfer.backbones.read import load_backbone
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import weights_name
 
@@ -14,7 +14,7 @@ from momentum_transfer.core.files import weights_name
 def checkpoint(tmp_path):
     architecture = Architecture("resnet18", 8, "small")
     torch.manual_seed(3)
-    write(tmp_path / "mine.safetensors", build_backbone(architecture).state_dict(), architecture, {"method": "byol"})
+    write(tmp_path / "mine.safetensors", build_resnet(architecture).state_dict(), architecture, {"method": "byol"})
     return tmp_path / "mine.safetensors"
 
 
@@ -22,7 +22,7 @@ def test_it_is_the_same_architecture_with_other_weights_those_of_seed_0(checkpoi
     given, random = load_backbone(checkpoint), load_backbone(f"random-of:{checkpoint}")
     assert random.architecture == given.architecture == Architecture("resnet18", 8, "small")
     torch.manual_seed(0)
-    fresh = build_backbone(given.architecture).state_dict()
+    fresh = build_resnet(given.architecture).state_dict()
     learned = [name for name in fresh if "running" not in name and "num_batches" not in name]
     assert all(torch.equal(random.state[name], fresh[name]) for name in learned)
     assert not any(torch.equal(given.state[name], fresh[name]) for name in learned if "conv" in name)

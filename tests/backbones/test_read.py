@@ -17,7 +17,7 @@ from momentum_transfer.backbones.convert import write as write_backbone
 from momentum_transfer.backbones.families import FAMILIES
 from momentum_transfer.backbones.matching import choose
 from momentum_transfer.backbones.read import checkpoint_file, load_backbone
-from momentum_transfer.backbones.resnet import Architecture, build_backbone, from_detectron2, to_detectron2
+from momentum_transfer.backbones.resnet import Architecture, build_resnet, from_detectron2, to_detectron2
 from momentum_transfer.backbones.source import CoverageError, KeyReport
 from momentum_transfer.backbones.understanding import Hints
 from momentum_transfer.core.errors import InputError
@@ -109,7 +109,7 @@ def test_torchvisions_own_forward_is_reproduced(name, tmp_path):
 @pytest.mark.parametrize("stem", ["imagenet", "small"])
 def test_architecture_is_inferred_from_names_and_shapes(name, width, stem, tmp_path):
     architecture = Architecture(name, width, stem)
-    torch.save(build_backbone(architecture).state_dict(), tmp_path / "b.pth")
+    torch.save(build_resnet(architecture).state_dict(), tmp_path / "b.pth")
     assert load_backbone(tmp_path / "b.pth").architecture == architecture
 
 
@@ -307,7 +307,7 @@ def test_two_tensors_at_one_path_are_refused(tmp_path):
 
 
 def test_a_missing_block_names_the_depth_that_was_found(tmp_path):
-    state = build_backbone(Architecture("resnet18", 8)).state_dict()
+    state = build_resnet(Architecture("resnet18", 8)).state_dict()
     torch.save({name: t for name, t in state.items() if not name.startswith("layer4.1")}, tmp_path / "b.pth")
     with pytest.raises(InputError, match=r"found \(2, 2, 2, 1\) blocks \(BasicBlock\)"):
         load_backbone(tmp_path / "b.pth")

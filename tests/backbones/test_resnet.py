@@ -6,7 +6,7 @@ from torch import nn
 from momentum_transfer.backbones.resnet import (
     DEPTHS,
     Architecture,
-    build_backbone,
+    build_resnet,
     from_detectron2,
     infer_architecture,
     to_detectron2,
@@ -17,14 +17,14 @@ from momentum_transfer.core.errors import InputError
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "resnet101"])
 def test_state_dict_is_torchvisions_without_the_classifier(name):
     with torch.device("meta"):
-        ours = build_backbone(Architecture(name)).state_dict()
+        ours = build_resnet(Architecture(name)).state_dict()
         reference = getattr(torchvision.models, name)().state_dict()
     expected = {key: value.shape for key, value in reference.items() if not key.startswith("fc.")}
     assert {key: value.shape for key, value in ours.items()} == expected
 
 
 def test_features_equal_torchvisions_with_the_same_weights():
-    ours = build_backbone(Architecture("resnet18")).eval()
+    ours = build_resnet(Architecture("resnet18")).eval()
     reference = torchvision.models.resnet18()
     reference.load_state_dict(ours.state_dict(), strict=False)
     reference.fc = nn.Identity()
@@ -35,7 +35,7 @@ def test_features_equal_torchvisions_with_the_same_weights():
 
 def test_double_width_has_twice_the_channels_in_every_layer():
     with torch.device("meta"):
-        single, double = build_backbone(Architecture("resnet50")), build_backbone(Architecture("resnet50", width=128))
+        single, double = build_resnet(Architecture("resnet50")), build_resnet(Architecture("resnet50", width=128))
     assert double.num_features == 2 * single.num_features == 4096
     shapes = zip(single.state_dict().values(), double.state_dict().values(), strict=True)
     assert all(b.shape[0] == 2 * a.shape[0] for a, b in shapes if a.dim())
@@ -43,7 +43,7 @@ def test_double_width_has_twice_the_channels_in_every_layer():
 
 @pytest.mark.parametrize(("stem", "strides"), [("imagenet", (4, 8, 16, 32)), ("small", (1, 2, 4, 8))])
 def test_stages_have_the_strides_of_the_stem(stem, strides):
-    net = build_backbone(Architecture("resnet10", width=8, stem=stem))
+    net = build_resnet(Architecture("resnet10", width=8, stem=stem))
     maps = net.stages(torch.randn(2, 3, 64, 64))
     assert [64 // maps[f"res{i}"].shape[-1] for i in (2, 3, 4, 5)] == list(strides)
     assert [maps[f"res{i}"].shape[1] for i in (2, 3, 4, 5)] == [8, 16, 32, 64]
@@ -54,13 +54,13 @@ def test_stages_have_the_strides_of_the_stem(stem, strides):
 
 def test_a_bottlenecks_maps_have_four_times_the_channels_of_its_3x3_convolutions():
     with torch.device("meta"):
-        net = build_backbone(Architecture("resnet50"))
+        net = build_resnet(Architecture("resnet50"))
     assert net.channels == {"res2": 256, "res3": 512, "res4": 1024, "res5": 2048}  # He et al., table 1
 
 
 def test_weights_begin_as_he_et_al_propose_and_residual_branches_not_at_zero():
     torch.manual_seed(0)
-    net = build_backbone(Architecture("resnet18"))
+    net = build_resnet(Architecture("resnet18"))
     for name, weight in net.state_dict().items():
         if weight.dim() == 4:
             fan_out = weight.shape[0] * weight.shape[2] * weight.shape[3]
@@ -74,7 +74,7 @@ def test_weights_begin_as_he_et_al_propose_and_residual_branches_not_at_zero():
 def test_the_shapes_of_a_network_say_which_it_is(name: str, width: int, stem: str):
     architecture = Architecture(name, width, stem)
     with torch.device("meta"):
-        state = build_backbone(architecture).state_dict()
+        state = build_resnet(architecture).state_dict()
     assert infer_architecture({key: tuple(value.shape) for key, value in state.items()}) == architecture
     detectron2 = [to_detectron2(key) for key in state]
     assert [from_detectron2(key) for key in detectron2] == list(state)
@@ -96,7 +96,7 @@ def test_the_shapes_of_a_network_say_which_it_is(name: str, width: int, stem: st
 )
 def test_shapes_of_no_known_resnet_are_told(changes: dict, message: str):
     with torch.device("meta"):
-        state = build_backbone(Architecture("resnet18")).state_dict()
+        state = build_resnet(Architecture("resnet18")).state_dict()
     shapes = {key: tuple(value.shape) for key, value in state.items()} | changes
     with pytest.raises(InputError, match=message):
         infer_architecture({key: shape for key, shape in shapes.items() if shape is not None})
@@ -116,13 +116,13 @@ def test_an_architectures_text_names_what_differs_from_the_paper(architecture: A
 
 
 def test_resnet10_has_one_basic_block_a_stage():
-    net = build_backbone(Architecture("resnet10", width=32))
+    net = build_resnet(Architecture("resnet10", width=32))
     assert [len(getattr(net, f"layer{i}")) for i in (1, 2, 3, 4)] == [1, 1, 1, 1]
     assert net.num_features == 256
 
 
 def test_norm_layer_is_injected_everywhere():
-    net = build_backbone(Architecture("resnet10", width=8), lambda channels: nn.GroupNorm(4, channels))
+    net = build_resnet(Architecture("resnet10", width=8), lambda channels: nn.GroupNorm(4, channels))
     assert not any(isinstance(module, nn.BatchNorm2d) for module in net.modules())
 
 
@@ -143,4 +143,4 @@ def test_wrong_architecture_names_what_is_known(arguments, message):
 
 def test_wrong_input_shape_is_named():
     with pytest.raises(ValueError, match=r"\(2, 1, 8, 8\)"):
-        build_backbone(Architecture("resnet10", width=8))(torch.zeros(2, 1, 8, 8))
+        build_resnet(Architecture("resnet10", width=8))(torch.zeros(2, 1, 8, 8))

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from momentum_transfer.backbones import similarity
-from momentum_transfer.backbones.build import build_backbone as build_any
+from momentum_transfer.backbones.build import build_backbone
 from momentum_transfer.backbones.network_input import IMAGENET_MEAN, IMAGENET_STD
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.backbones.similarity import (
     MinibatchCKA,
     block_names,
@@ -120,7 +120,7 @@ def test_constant_features_give_nan_and_too_small_batches_an_error():
 
 def networks():
     torch.manual_seed(0)
-    return build_backbone(Architecture("resnet10", 4)).eval(), build_backbone(Architecture("resnet18", 8)).eval()
+    return build_resnet(Architecture("resnet10", 4)).eval(), build_resnet(Architecture("resnet18", 8)).eval()
 
 
 def batches(count: int = 3):
@@ -175,7 +175,7 @@ def test_weight_norms_are_those_of_the_convolutions_in_network_order():
 
 
 def test_networks_are_reduced_block_by_block_and_features_are_not_kept(monkeypatch):
-    net, images = build_backbone(Architecture("resnet10", 4)).eval(), torch.randn(6, 3, 32, 32, generator=rng())
+    net, images = build_resnet(Architecture("resnet10", 4)).eval(), torch.randn(6, 3, 32, 32, generator=rng())
     alive: list[weakref.ref] = []
     most = 0
 
@@ -201,7 +201,7 @@ def test_networks_are_reduced_block_by_block_and_features_are_not_kept(monkeypat
 @torch.no_grad()
 def test_networks_of_any_make_are_compared_block_by_block_under_their_own_statistics(text: str):
     torch.manual_seed(0)
-    ours, reference = build_backbone(Architecture("resnet10", 8)).eval(), build_any(text).eval()
+    ours, reference = build_resnet(Architecture("resnet10", 8)).eval(), build_backbone(text).eval()
     batches = [torch.randn(8, 3, 32, 32) for _ in range(2)]
     names = block_names(reference)
     assert [name for name, _ in block_outputs(reference, batches[0])] == names

@@ -9,7 +9,7 @@ from sklearn.datasets import load_sample_images
 
 from momentum_transfer.backbones import source
 from momentum_transfer.backbones.network_input import NetworkInput
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.backbones.source import KeyReport, SourceBackbone, is_constant, of_network, refuse_values
 from momentum_transfer.core.errors import InputError
 
@@ -84,7 +84,7 @@ def test_a_constant_is_one_value_of_several():
 
 def network(seed: int = 0):
     torch.manual_seed(seed)
-    return build_backbone(Architecture("resnet10", 4, "small"))
+    return build_resnet(Architecture("resnet10", 4, "small"))
 
 
 def test_a_network_in_memory_is_known_by_its_tensors():
@@ -103,7 +103,7 @@ def test_a_network_in_memory_is_known_by_its_tensors():
 
 def test_a_network_without_weights_is_refused():
     with torch.device("meta"):
-        empty = build_backbone(Architecture("resnet10", 4))
+        empty = build_resnet(Architecture("resnet10", 4))
     with pytest.raises(InputError, match=r"expected the weights of resnet10\?width=4, found none in conv1.weight"):
         of_network(empty)
     broken = network()

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cosine_similarity
 
 from momentum_transfer.backbones.batch_statistics import distances, replace_batch_norm, statistics_noise
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.pretrain.norms import Norm, set_alpha
 from momentum_transfer.pretrain.norms.momentum_batch_norm import pair_norms
@@ -18,10 +18,10 @@ from momentum_transfer.pretrain.norms.momentum_batch_norm import pair_norms
 def networks(alpha):
     """The same network with plain BN, its running statistics moved, and with Momentum BN of that history."""
     torch.manual_seed(0)
-    plain = build_backbone(Architecture("resnet10", 4, "small"), Norm("BN"))
+    plain = build_resnet(Architecture("resnet10", 4, "small"), Norm("BN"))
     plain.train()
     plain(torch.randn(12, 3, 8, 8) + 1)
-    momentum = build_backbone(Architecture("resnet10", 4, "small"), Norm("MomentumBN"))
+    momentum = build_resnet(Architecture("resnet10", 4, "small"), Norm("MomentumBN"))
     momentum.load_state_dict(plain.state_dict(), strict=False)
     set_alpha(pair_norms(momentum), alpha)
     return plain, momentum.train()
@@ -70,7 +70,7 @@ def test_the_network_is_left_as_it_was():
     statistics_noise(plain, views, 2, 0.5)
     assert plain.training
     assert all(torch.equal(before[name], tensor) for name, tensor in plain.state_dict().items())
-    expected = build_backbone(Architecture("resnet10", 4, "small"), Norm("BN"))
+    expected = build_resnet(Architecture("resnet10", 4, "small"), Norm("BN"))
     expected.load_state_dict(before)
     assert torch.equal(plain.eval()(views), expected.eval()(views))
 

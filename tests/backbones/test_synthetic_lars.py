@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from momentum_transfer.backbones.convert_file import convert_file
 from momentum_transfer.backbones.norm_rescale import LARS_SCOPES, rescale_by_constant, rescale_to_anchor, scale_weights
 from momentum_transfer.backbones.read import load_backbone
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 
 BOTTLENECK = Architecture("resnet50", 4)
@@ -16,7 +16,7 @@ BOTTLENECK = Architecture("resnet50", 4)
 def sample(architecture: Architecture = BOTTLENECK) -> tuple[dict[str, Tensor], Tensor]:
     """A state with no gamma or beta at its start, and the images whose batch statistics it stores."""
     torch.manual_seed(0)
-    net, images = build_backbone(architecture), torch.randn(8, 3, 64, 64)
+    net, images = build_resnet(architecture), torch.randn(8, 3, 64, 64)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -26,7 +26,7 @@ def sample(architecture: Architecture = BOTTLENECK) -> tuple[dict[str, Tensor], 
 
 def after_a_pass(state: dict[str, Tensor], images: Tensor, architecture: Architecture) -> dict[str, Tensor]:
     """The state with the batch statistics of the images, as the network itself stores them."""
-    net = build_backbone(architecture)
+    net = build_resnet(architecture)
     net.load_state_dict(state)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -36,7 +36,7 @@ def after_a_pass(state: dict[str, Tensor], images: Tensor, architecture: Archite
 
 
 def loaded(state: dict[str, Tensor], architecture: Architecture = BOTTLENECK) -> nn.Module:
-    net = build_backbone(architecture)
+    net = build_resnet(architecture)
     net.load_state_dict(state)
     return net.double().eval()
 

@@ -5,7 +5,7 @@ import torch
 
 from momentum_transfer.backbones.containers import Entry
 from momentum_transfer.backbones.families import BY_NAME
-from momentum_transfer.backbones.resnet import Architecture, build_backbone, to_detectron2
+from momentum_transfer.backbones.resnet import Architecture, build_resnet, to_detectron2
 from momentum_transfer.backbones.timm_inference import Clues
 from momentum_transfer.backbones.timm_models import TimmArchitecture
 from momentum_transfer.backbones.understanding import Hints, Understood, _assumed, _fixed_by_buffers, understand
@@ -59,7 +59,7 @@ def understood(state: dict[str, torch.Tensor], family: str = "torchvision", hint
 
 
 RESNET = Architecture("resnet10", 8, "small")
-STATE = build_backbone(RESNET).state_dict()
+STATE = build_resnet(RESNET).state_dict()
 
 
 def test_a_resnet_is_itself_under_torchvisions_and_detectron2s_names():
@@ -85,7 +85,7 @@ def test_timms_own_resnet_counts_where_a_config_names_it_and_torchvisions_does_n
     known = TimmArchitecture("resnet18d")
     assert understood(deep, "timm", Hints(known=known)).architecture == known
     assert understood(STATE, hints=Hints(known=known)).architecture == RESNET
-    plain = build_backbone(Architecture("resnet18")).state_dict()
+    plain = build_resnet(Architecture("resnet18")).state_dict()
     assert understood(plain, hints=Hints(known=TimmArchitecture("resnet18"))).architecture == Architecture("resnet18")
 
 

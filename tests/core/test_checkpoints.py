@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from momentum_transfer.backbones.convert import backbone_state
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core import checkpoints as checkpoint
 from momentum_transfer.core.checkpoints import FORMAT, CheckpointFolder, load
 from momentum_transfer.core.errors import InputError
@@ -107,9 +107,9 @@ def test_missing_file_and_wrong_pointer_are_named(tmp_path):
 
 def test_exported_state_loads_into_a_plain_backbone():
     architecture = Architecture("resnet10", 4)
-    teacher = build_backbone(architecture, Norm("MomentumBN"))
+    teacher = build_resnet(architecture, Norm("MomentumBN"))
     exported = backbone_state(teacher)
-    build_backbone(architecture).load_state_dict(exported, strict=True)
+    build_resnet(architecture).load_state_dict(exported, strict=True)
     assert not any("pending" in name or name.endswith("alpha") for name in exported)
 
 

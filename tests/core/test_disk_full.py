@@ -10,14 +10,14 @@ import pytest
 
 from momentum_transfer.backbones import convert
 from momentum_transfer.backbones.convert import backbone_state, export_backbone
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core import records
 from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.files import atomic_path
 from momentum_transfer.core.loggers import Metrics, read
 
 ARCHITECTURE = Architecture("resnet18", 16, "imagenet")
-NETWORK = build_backbone(ARCHITECTURE)
+NETWORK = build_resnet(ARCHITECTURE)
 RECORD = records.make_record("knn/k=20", "top1", 1.0, checkpoint={"name": "x" * 300, "sha256": ""})
 NOISE = np.random.default_rng(0).random((300, 300, 3))
 

@@ -84,6 +84,12 @@ def test_a_variant_has_the_settings_of_a_file_that_names_its_file_as_base(defaul
     assert (found.NAME, found.SEED, found.SOLVER.STEPS, found.SOLVER.MAX_ITER) == ("new", 4, (1, 2), 9)
 
 
+def test_an_unknown_key_of_a_variant_names_the_file_that_lists_it(defaults, tmp_path):
+    (tmp_path / "main.yaml").write_text("_VARIANTS_: {slow: {SEDE: 3}}\n")
+    with pytest.raises(InputError, match=r"unknown config key SEDE \(.*slow, listed in .*main\.yaml\); .* is SEED"):
+        load_config(defaults, tmp_path / "slow")
+
+
 def test_a_shipped_variant_has_its_own_name_in_output_dir_or_protocol():
     assert load_config(get_cfg(), "pretrain/byol_r18_sgd_100e").OUTPUT_DIR == "outputs/byol_r18_sgd_100e"
     assert load_config(lowshot.get_cfg(), "lowshot/eman_table8_fixmatch_eman_0.9").OUTPUT_DIR == (

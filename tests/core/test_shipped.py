@@ -115,6 +115,14 @@ def test_other_files_of_the_folder_do_not_stand_in_the_way_of_a_variant(tmp_path
     assert shipped.listing_of(shipped.find_config("mine", beside=tmp_path)) == tmp_path / "e.yml"
 
 
+def test_a_broken_list_does_not_hide_a_variant_of_another_file_and_is_said_where_no_other_lists_it(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("_VARIANTS_: {mine: 3, other: {}}", encoding="utf-8")
+    (tmp_path / "b.yaml").write_text("_VARIANTS_: {mine: {}}", encoding="utf-8")
+    assert shipped.listing_of(tmp_path / "mine.yaml") == tmp_path / "b.yaml"
+    with pytest.raises(InputError, match=r"expected _VARIANTS_ in .*a\.yaml"):
+        shipped.find_config("other", beside=tmp_path)
+
+
 def test_a_broken_file_beside_does_not_hide_that_a_config_is_missing(tmp_path):
     (tmp_path / "broken.yaml").write_text("_VARIANTS_: [", encoding="utf-8")
     with pytest.raises(ConfigNotFound, match="config file not found: nosuch; the nearest names are"):

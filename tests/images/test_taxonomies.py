@@ -151,8 +151,8 @@ def test_the_published_lists_of_2018_divide_one_folder(published):
 def test_the_configs_train_on_2018_and_may_be_watched_on_its_held_out_list(name, published, tmp_path):
     small = {"DATA.ROOT": published, "DATA.WORKERS": 0, "DATA.IMAGE_SIZE": 16, "MODEL.ARCH": "resnet10",
              "MODEL.WIDTH": 4, "HEAD.HIDDEN": 16, "HEAD.OUTPUT": 8, "MOCO.QUEUE": 20, "SOLVER.BATCH_SIZE": 4,
-             "NORM.GROUP": 0, "SOLVER.STEPS": 2, "RUN.DEVICE": "cpu", "RUN.PRECISION": "float32", "RUN.LOG_EVERY": 1,
-             "RUN.KNN_EVERY": 1, "OUTPUT_DIR": tmp_path / "run"}  # fmt: skip
+             "NORM.GROUP_SIZE": 0, "SOLVER.STEPS": 2, "RUN.DEVICE": "cpu", "RUN.PRECISION": "float32",
+             "RUN.LOG_EVERY": 1, "RUN.KNN_EVERY": 1, "OUTPUT_DIR": tmp_path / "run"}  # fmt: skip
     cfg = load_config(
         get_cfg(), ROOT / f"configs/pretrain/{name}.yaml", [str(w) for pair in small.items() for w in pair]
     )

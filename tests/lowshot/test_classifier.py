@@ -9,7 +9,7 @@ from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.loggers import read
 from momentum_transfer.lowshot import linear
-from momentum_transfer.lowshot.classifier import Plan, Run, fit
+from momentum_transfer.lowshot.classifier import Run, Setup, fit
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
 from momentum_transfer.lowshot.presets import LinearPreset, Schedule
 from tests.two_processes import in_two_processes
@@ -122,7 +122,7 @@ def _linear(folder):
     labels = np.arange(40) % 4
     data = FeatureSet(generator.standard_normal((40, 8)).astype(np.float32), labels, "data", "0" * 64)
     preset = LinearPreset(Schedule(3), (0.5,), batch_size=8)
-    heads = linear._train(linear.from_cache(data, data, 8), preset, (0.5,), Plan(np.arange(40), 8, 0, folder, CPU))
+    heads = linear._train(linear.from_cache(data, data, 8), preset, (0.5,), Setup(np.arange(40), 8, 0, folder, CPU))
     return heads.heads[0].weight.detach().numpy()
 
 

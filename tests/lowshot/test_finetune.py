@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core import distributed
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot import finetune
-from momentum_transfer.lowshot.classifier import Classifier, Plan, accuracy
+from momentum_transfer.lowshot.classifier import Classifier, Setup, accuracy
 from momentum_transfer.lowshot.finetune import _recompute_statistics, evaluate_finetune
 from momentum_transfer.lowshot.labelled_data import LabelledData
 from momentum_transfer.lowshot.presets import FINETUNE, FinetunePreset, Schedule
@@ -24,11 +24,11 @@ DATA = LabelledData(bright_or_dark(32, 0), bright_or_dark(20, 1), VIEW, VIEW)
 
 def build():
     torch.manual_seed(0)
-    return build_backbone(Architecture("resnet10", 4, "small"))
+    return build_resnet(Architecture("resnet10", 4, "small"))
 
 
-def plan(folder, rows=32, batch=8):
-    return Plan(np.arange(rows), batch, 0, folder, CPU)
+def setup(folder, rows=32, batch=8):
+    return Setup(np.arange(rows), batch, 0, folder, CPU)
 
 
 def test_presets_are_those_of_the_papers():
@@ -54,7 +54,7 @@ def test_supervised_row_is_trained_at_supervised_rates():
 
 def test_finetuning_learns_and_takes_the_rate_that_does(tmp_path):
     preset = FinetunePreset((8, 8), (1e-9, 0.05), (1e-9, 0.05), batch_size=8)
-    found = evaluate_finetune(DATA, build, 0.1, preset, plan(tmp_path))
+    found = evaluate_finetune(DATA, build, 0.1, preset, setup(tmp_path))
     assert found.top1 > 0.8
     assert found.top5 == 1.0
     assert (tmp_path / "search_0.05").is_dir()
@@ -79,7 +79,7 @@ def test_search_sees_held_out_labelled_images_and_never_the_test_set(tmp_path, m
     data, rows = Watched(DATA.train, DATA.test, VIEW, VIEW), np.arange(0, 32, 2) + np.arange(16) % 2
     monkeypatch.setattr(finetune, "_recompute_statistics", lambda model, images, count: list(images))
     preset = FinetunePreset((1, 1), (0.01, 0.02), (0.01, 0.01), batch_size=8, recompute=True)
-    evaluate_finetune(data, build, 0.1, preset, replace(plan(tmp_path), rows=rows))
+    evaluate_finetune(data, build, 0.1, preset, replace(setup(tmp_path), rows=rows))
     # a rate is fitted, its statistics are recomputed on the same images, then it is scored
     assert [kind for kind, _ in asked] == ["train", "train", "held"] * 2 + ["train", "train", "test"]
     fitted, held = asked[0][1], asked[2][1]
@@ -100,7 +100,7 @@ def test_statistics_are_recomputed_where_the_preset_asks_and_the_network_scored_
         finetune, "accuracy", lambda model, *_: events.append(f"training: {model.training}") or accuracy(model, *_)
     )
     preset = FinetunePreset((2, 2), (0.01,), None, batch_size=8, recompute=recompute)
-    evaluate_finetune(DATA, build, 0.1, preset, plan(tmp_path))
+    evaluate_finetune(DATA, build, 0.1, preset, setup(tmp_path))
     assert events == ["fitted", *["4 batches"] * recompute, "training: False"]
 
 
@@ -109,8 +109,8 @@ def test_run_follows_the_preset_and_scales_both_rates_with_the_batch(tmp_path, m
     monkeypatch.setattr(finetune, "fit", lambda run, *_: runs.append(run))
     for fraction in (0.01, 0.1):
         preset = replace(FINETUNE["eman"], learning_rates=(1e-2,))
-        evaluate_finetune(DATA, build, fraction, preset, plan(tmp_path, batch=16))
-    evaluate_finetune(DATA, build, 0.01, FINETUNE["m2"], plan(tmp_path, batch=16))
+        evaluate_finetune(DATA, build, fraction, preset, setup(tmp_path, batch=16))
+    evaluate_finetune(DATA, build, 0.01, FINETUNE["m2"], setup(tmp_path, batch=16))
     rates = [[group["lr"] for group in run.groups] for run in runs]
     eman, m2 = 16 / 256, 16 / 1024
     assert rates == [pytest.approx([1e-2 * eman, 1.0 * eman]), pytest.approx([1e-2 * eman, 0.1 * eman]),
@@ -122,7 +122,7 @@ def test_run_follows_the_preset_and_scales_both_rates_with_the_batch(tmp_path, m
 def test_backbone_and_head_move_with_their_own_rates(tmp_path):
     frozen = FinetunePreset((1, 1), (0.0,), (0.0, 1.0), batch_size=8)
     before = build().state_dict()
-    evaluate_finetune(DATA, build, 0.1, frozen, plan(tmp_path, 16))
+    evaluate_finetune(DATA, build, 0.1, frozen, setup(tmp_path, 16))
     state = torch.load(next((tmp_path / "final").glob("step_*.pt")), weights_only=True)["modules"]["model"]
     assert torch.equal(state["backbone.conv1.weight"], before["conv1.weight"])
     assert not torch.equal(state["fc.weight"], Classifier(build(), 2, 0).fc.weight)
@@ -157,7 +157,7 @@ def test_statistics_of_two_processes_are_those_of_one_over_all_batches():
 
 def _finetuned(folder):
     preset = FinetunePreset((2, 2), (0.05,), (0.05, 0.05), batch_size=8)
-    found = evaluate_finetune(DATA, build, 0.1, preset, plan(folder))
+    found = evaluate_finetune(DATA, build, 0.1, preset, setup(folder))
     state = torch.load(next((folder / "final").glob("step_*.pt")), weights_only=True)["modules"]["model"]
     return found.top1, state["fc.weight"].numpy(), found.hits["top1"]
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.loggers import read
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot import classifier as fitting
 from momentum_transfer.lowshot import fixmatch as product
 from momentum_transfer.lowshot.augment import WeakAndStrong, weak_view
-from momentum_transfer.lowshot.classifier import Classifier, Plan
+from momentum_transfer.lowshot.classifier import Classifier, Setup
 from momentum_transfer.lowshot.fixmatch import (
     FixMatch,
     _unlabelled_loss,
@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 def backbone():
     torch.manual_seed(0)
-    return build_backbone(Architecture("resnet10", 4, "small"))
+    return build_resnet(Architecture("resnet10", 4, "small"))
 
 
 def network():
@@ -295,10 +295,10 @@ def test_normalisations_that_do_not_fit_are_refused(change, pretrained, message)
 
 
 def test_instance_norm_needs_more_than_one_position():
-    check_backbone(FIXMATCH["in"], build_backbone(Architecture("resnet10", 4, "small")), 16)
-    check_backbone(FIXMATCH["gn"], build_backbone(Architecture("resnet10")), 32)
+    check_backbone(FIXMATCH["in"], build_resnet(Architecture("resnet10", 4, "small")), 16)
+    check_backbone(FIXMATCH["gn"], build_resnet(Architecture("resnet10")), 32)
     with pytest.raises(InputError, match=r"images of more than 32 px .* found INPUT\.IMAGE_SIZE 32"):
-        check_backbone(FIXMATCH["in"], build_backbone(Architecture("resnet10")), 32)
+        check_backbone(FIXMATCH["in"], build_resnet(Architecture("resnet10")), 32)
 
 
 def test_teacher_and_preset_must_fit():
@@ -313,7 +313,7 @@ PRESET = replace(FIXMATCH["eman"], unlabelled_ratio=2, weight=1.0, momentum=0.5,
 def train(folder, steps, preset=PRESET, rows=10, workers=0, rate=3.0, eval_every=0):
     setting = FixMatchSetting(preset, Schedule(1), rate=rate, steps=steps, eval_every=eval_every)
     data, views = replace(DATA, workers=workers), WeakAndStrong("digits", 16)
-    return evaluate_fixmatch(data, views, backbone, setting, Plan(np.arange(rows), 4, 0, folder, CPU))
+    return evaluate_fixmatch(data, views, backbone, setting, Setup(np.arange(rows), 4, 0, folder, CPU))
 
 
 @pytest.mark.parametrize(("preset", "workers"), [("eman", 2), ("momentum-bn", 0)])

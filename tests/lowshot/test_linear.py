@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot import classifier, linear
-from momentum_transfer.lowshot.classifier import Plan, accuracy
+from momentum_transfer.lowshot.classifier import Setup, accuracy
 from momentum_transfer.lowshot.features.extract import StageFeatures
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
 from momentum_transfer.lowshot.labelled_data import LabelledData, Stream
@@ -33,8 +33,8 @@ SHORT = LinearPreset(Schedule(4, "step", (0.5, 0.75)), (0.5,), batch_size=16)
 ROWS = np.arange(80)
 
 
-def plan(folder, rows=ROWS, batch=16):
-    return Plan(rows, batch, 0, folder, CPU)
+def setup(folder, rows=ROWS, batch=16):
+    return Setup(rows, batch, 0, folder, CPU)
 
 
 def test_presets_are_those_of_the_papers():
@@ -46,7 +46,7 @@ def test_presets_are_those_of_the_papers():
 
 def test_training_equals_plain_sgd_written_out(tmp_path):
     """The loop, the schedule and the scaling of the rate against a few lines of torch."""
-    found = linear._train(SOURCE, SHORT, (0.5,), plan(tmp_path, batch=8))
+    found = linear._train(SOURCE, SHORT, (0.5,), setup(tmp_path, batch=8))
     head = linear._Heads(1, 8, 4, False, 0).heads[0]
     optimizer = torch.optim.SGD(head.parameters(), lr=0.25, momentum=0.9)
     total = 40
@@ -60,15 +60,15 @@ def test_training_equals_plain_sgd_written_out(tmp_path):
 
 
 def test_heads_trained_side_by_side_equal_heads_trained_alone(tmp_path):
-    together = linear._train(SOURCE, SHORT, (0.1, 2.0), plan(tmp_path / "both"))
+    together = linear._train(SOURCE, SHORT, (0.1, 2.0), setup(tmp_path / "both"))
     for index, rate in enumerate((0.1, 2.0)):
-        alone = linear._train(SOURCE, SHORT, (rate,), plan(tmp_path / str(rate)))
+        alone = linear._train(SOURCE, SHORT, (rate,), setup(tmp_path / str(rate)))
         assert torch.allclose(together.heads[index].weight, alone.heads[0].weight, atol=1e-6)
 
 
 def test_search_takes_the_rate_that_learns(tmp_path):
     preset = LinearPreset(Schedule(5), (1e-9, 1.0), batch_size=16)
-    found = linear.evaluate_linear(SOURCE, preset, plan(tmp_path))
+    found = linear.evaluate_linear(SOURCE, preset, setup(tmp_path))
     assert found.learning_rate == 1.0
     assert found.top1 > 0.9
 
@@ -76,7 +76,7 @@ def test_search_takes_the_rate_that_learns(tmp_path):
 def test_search_without_two_images_of_a_class_is_refused(tmp_path):
     preset = LinearPreset(Schedule(5), (0.1, 1.0), batch_size=4)
     with pytest.raises(InputError, match="the learning rate cannot be searched"):
-        linear.evaluate_linear(SOURCE, preset, plan(tmp_path, np.arange(4), 4))
+        linear.evaluate_linear(SOURCE, preset, setup(tmp_path, np.arange(4), 4))
 
 
 def watched(source):
@@ -97,7 +97,7 @@ def watched(source):
 
 def test_search_sees_held_out_labelled_images_and_never_the_test_set(tmp_path):
     source, asked = watched(SOURCE)
-    linear.evaluate_linear(source, replace(SHORT, learning_rates=(0.01, 0.5)), plan(tmp_path, ROWS[::2]))
+    linear.evaluate_linear(source, replace(SHORT, learning_rates=(0.01, 0.5)), setup(tmp_path, ROWS[::2]))
     assert [kind for kind, _ in asked] == ["train", "held", "train", "test"]
     (_, fitted), (_, held), (_, final), _ = asked
     assert not set(fitted) & set(held)
@@ -108,7 +108,7 @@ def test_run_follows_the_preset_and_scales_the_rate_with_the_batch(tmp_path, mon
     runs = []
     monkeypatch.setattr(linear, "fit", lambda run, *_: runs.append(run))
     for preset in (LINEAR["rcf-lars"], LINEAR["m2"]):
-        linear.evaluate_linear(SOURCE, preset, plan(tmp_path))
+        linear.evaluate_linear(SOURCE, preset, setup(tmp_path))
     assert [run.groups[0]["lr"] for run in runs] == pytest.approx([0.8 * 16 / 1024, 0.2 * 16 / 256])
     assert [run.nesterov for run in runs] == [True, False]
     assert [run.weight_decay for run in runs] == [0, 0]
@@ -118,7 +118,7 @@ def test_run_follows_the_preset_and_scales_the_rate_with_the_batch(tmp_path, mon
 def test_classifiers_are_scored_in_evaluation_mode(tmp_path, monkeypatch):
     modes = []
     monkeypatch.setattr(linear, "accuracy", lambda heads, *_: modes.append(heads.training) or accuracy(heads, *_))
-    linear.evaluate_linear(SOURCE, replace(SHORT, normalized=True), plan(tmp_path))
+    linear.evaluate_linear(SOURCE, replace(SHORT, normalized=True), setup(tmp_path))
     assert modes == [False]
 
 
@@ -132,7 +132,7 @@ def test_normalised_logits_have_a_batch_norm_and_no_other_preset_has():
 def test_diverging_loss_is_an_error_that_names_the_step(tmp_path):
     preset = LinearPreset(Schedule(5), (1e38,), batch_size=16)
     with pytest.raises(InputError, match=r"the loss is (nan|inf) at step \d+; lower the learning rate"):
-        linear.evaluate_linear(SOURCE, preset, plan(tmp_path))
+        linear.evaluate_linear(SOURCE, preset, setup(tmp_path))
 
 
 def image_source(network):
@@ -143,17 +143,17 @@ def image_source(network):
 
 def test_classifier_on_a_frozen_backbone_learns_and_leaves_it_bit_equal(tmp_path):
     torch.manual_seed(0)
-    network = StageFeatures(build_backbone(Architecture("resnet10", 8, "small")))
+    network = StageFeatures(build_resnet(Architecture("resnet10", 8, "small")))
     before = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}
     preset = LinearPreset(Schedule(10), (1.0,), batch_size=8)
-    found = linear.evaluate_linear(image_source(network), preset, plan(tmp_path, np.arange(24), 8))
+    found = linear.evaluate_linear(image_source(network), preset, setup(tmp_path, np.arange(24), 8))
     assert found.top1 > 0.8
     linear.check_frozen(network.backbone, before)
 
 
 @pytest.mark.parametrize("name", ["layer1.0.conv1.weight", "bn1.running_mean"])
 def test_frozen_check_fails_when_a_tensor_moves(name):
-    backbone = build_backbone(Architecture("resnet10", 8))
+    backbone = build_resnet(Architecture("resnet10", 8))
     before = {key: tensor.clone() for key, tensor in backbone.state_dict().items()}
     backbone.state_dict()[name].view(-1)[0] += 1e-6
     with pytest.raises(InputError, match=f"the frozen backbone has changed during linear evaluation: {name}"):

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import torch
 
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot.augment import SeededView, weak_view
 from momentum_transfer.lowshot.classifier import Classifier
@@ -18,7 +18,7 @@ DATA = LabelledData(bright_or_dark(8, 0), bright_or_dark(10, 1), weak_view("digi
 
 def student():
     torch.manual_seed(1)
-    network = Classifier(build_backbone(Architecture("resnet10", 4, "small")), 2, 0)
+    network = Classifier(build_resnet(Architecture("resnet10", 4, "small")), 2, 0)
     network.train()(torch.randn(32, 3, 16, 16) + 1)
     return network
 

@@ -29,7 +29,7 @@ SMALL = {
     "HEAD.OUTPUT": 8,
     "MOCO.QUEUE": 20,
     "SOLVER.BATCH_SIZE": 8,
-    "NORM.GROUP": 4,  # of the batch of 8; how many the papers had is asked below
+    "NORM.GROUP_SIZE": 4,  # of the batch of 8; how many the papers had is asked below
     "SOLVER.STEPS": 2,
     "RUN.DEVICE": "cpu",
     "RUN.PRECISION": "float32",
@@ -107,13 +107,13 @@ def test_bn_sees_the_papers_images_whatever_the_number_of_gpus(path):
     if path.stem not in PAPERS_GPUS and names == {"SyncBN"}:
         return  # nothing of it depends on the number of GPUs
     gpus, images = PAPERS_GPUS[path.stem]
-    assert (gpus * images, images) == (cfg.SOLVER.BATCH_SIZE, cfg.NORM.GROUP)
+    assert (gpus * images, images) == (cfg.SOLVER.BATCH_SIZE, cfg.NORM.GROUP_SIZE)
     for processes in (1, gpus):
         plan = make_plan(cfg, 1_281_167, 1_281_167, processes)
         assert concerns(plan, cfg, processes, preset=cfg) == []
     own = cfg.clone()
     own.defrost()
-    own.NORM.GROUP = 0
+    own.NORM.GROUP_SIZE = 0
     lines = concerns(make_plan(own, 1_281_167, 1_281_167, 2), own, 2, preset=cfg)
     changed = [line for line in lines if f"of {images} images" in line and f"of {gpus * images // 2} in" in line]
     assert len(changed) == (names != {"SyncBN"})
@@ -136,7 +136,7 @@ def test_table_3_of_momentum2_is_mocos_own_protocol_on_32_gpus_and_pairs_with_it
     for name, norm in names.items():
         cfg = settings(name)
         plan = make_plan(cfg, 1_281_167, 1_281_167, 32)
-        assert (cfg.NORM.TEACHER, plan.warmup, plan.micro_batch, cfg.NORM.GROUP) == (norm, 0, 8, 8)
+        assert (cfg.NORM.TEACHER, plan.warmup, plan.micro_batch, cfg.NORM.GROUP_SIZE) == (norm, 0, 8, 8)
         assert (plan.base_lr, plan.momentum_base) == (pytest.approx(0.03), 0.001)
         assert "--nnodes 4 --nproc-per-node 8" in (ROOT / f"configs/pretrain/{name}.yaml").read_text()
     assert (cfg.NORM.ALPHA_BASE, cfg.NORM.ALPHA_SCHEDULE) == (0.064, "constant")

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.optimization import LARS
 from momentum_transfer.pretrain.heads import mlp
@@ -54,7 +54,7 @@ def test_zero_norms_have_trust_ratio_one(weight, gradient):
 
 def test_lars_leaves_every_bias_and_norm_out_of_adaptation_and_decay():
     net = nn.ModuleDict(
-        {"backbone": build_backbone(Architecture("resnet10", width=4)), "projector": mlp(32, 8, 4, nn.BatchNorm1d)}
+        {"backbone": build_resnet(Architecture("resnet10", width=4)), "projector": mlp(32, 8, 4, nn.BatchNorm1d)}
     )
     optimizer = build_optimizer(net, "lars", lr=1, momentum=0.9, weight_decay=0.1, eta=0.001)
     excluded = {id(p) for g in optimizer.param_groups if not g["adapt"] for p in g["params"]}

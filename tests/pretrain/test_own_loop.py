@@ -33,7 +33,7 @@ def test_a_preset_takes_a_batch_of_any_size_unless_groups_are_given():
     images = views()
     assert torch.isfinite(tiny("byol")(*(view[:3] for view in images))["loss"])
     assert tiny("byol").rule.groups == 1
-    assert tiny("byol", **{"NORM.GROUP": 4, "SOLVER.BATCH_SIZE": 8}).rule.groups == 2
+    assert tiny("byol", **{"NORM.GROUP_SIZE": 4, "SOLVER.BATCH_SIZE": 8}).rule.groups == 2
     assert tiny("moco").rule.groups == 32  # ShuffleBN: 256 images, eight to a group
 
 

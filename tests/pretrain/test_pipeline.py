@@ -38,7 +38,7 @@ def test_images_in_memory_and_a_measured_number_of_workers_leave_every_weight_as
     data = {"DATA.NAME": "imagefolder", "DATA.ROOT": image_folder, "DATA.VIEWS": "rcf", "SOLVER.STEPS": 16}
     exports = []
     for name, memory, workers in (("files", 0, 0), ("memory", 0.5, -1)):
-        settings = {"OUTPUT_DIR": tmp_path / name, "DATA.MEMORY_SHARE": memory, "DATA.WORKERS": workers}
+        settings = {"OUTPUT_DIR": tmp_path / name, "DATA.MEMORY_FRACTION": memory, "DATA.WORKERS": workers}
         exports.append(load_file(train(tiny_cfg({**data, **settings}))))
     for key, value in exports[0].items():
         assert value.equal(exports[1][key]), key

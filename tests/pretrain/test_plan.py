@@ -86,13 +86,13 @@ def test_one_image_a_forward_is_enough_where_no_process_normalises_it_alone(sett
 SHUFFLE = {"METHOD.NAME": "moco", "NORM.TEACHER": "ShuffleBN"}
 
 
-@pytest.mark.parametrize("settings", [{}, {"NORM.GROUP": 8}, {"NORM.GROUP": 4, "SOLVER.ACCUMULATE": 2}])
+@pytest.mark.parametrize("settings", [{}, {"NORM.GROUP_SIZE": 8}, {"NORM.GROUP_SIZE": 4, "SOLVER.ACCUMULATE": 2}])
 def test_shuffle_bn_with_nothing_to_shuffle_between_is_refused_as_the_plain_bn_that_it_would_be(settings, tiny_cfg):
-    with pytest.raises(InputError, match=r"NORM.GROUP images of a virtual one, .* found one process .* plain BN"):
+    with pytest.raises(InputError, match=r"NORM.GROUP_SIZE images of a virtual one, .* found one process .* plain BN"):
         make_plan(tiny_cfg({**SHUFFLE, **settings}), 800, 800, 1)
 
 
-@pytest.mark.parametrize(("settings", "processes"), [({"NORM.GROUP": 4}, 1), ({}, 2), ({"NORM.GROUP": 4}, 2)])
+@pytest.mark.parametrize(("settings", "processes"), [({"NORM.GROUP_SIZE": 4}, 1), ({}, 2), ({"NORM.GROUP_SIZE": 4}, 2)])
 def test_shuffle_bn_has_other_groups_or_processes_to_shuffle_with(settings, processes, tiny_cfg):
     assert make_plan(tiny_cfg({**SHUFFLE, **settings}), 800, 800, processes).micro_batch == 8 // processes
 
@@ -103,22 +103,22 @@ def protocol_lines(cfg, processes, preset=None):
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_a_pinned_group_is_the_same_protocol_on_any_number_of_processes(processes, tiny_cfg):
-    cfg = tiny_cfg({"NORM.GROUP": 2})
+    cfg = tiny_cfg({"NORM.GROUP_SIZE": 2})
     assert protocol_lines(cfg, processes, preset=cfg) == []
 
 
 @pytest.mark.parametrize(
     ("settings", "processes", "pinned", "line"),
     [
-        ({"NORM.GROUP": 0}, 1, 2, "BN and MomentumBN of 2 images in the config, as its paper had, of 8 in this run"),
-        ({"NORM.GROUP": 0}, 2, 2, "of 2 images in the config, as its paper had, of 4 in this run"),
-        ({"NORM.GROUP": 4}, 1, 2, "of 2 images in the config, as its paper had, of 4 in this run .NORM.GROUP 4"),
+        ({"NORM.GROUP_SIZE": 0}, 1, 2, "BN and MomentumBN of 2 images in the config, as its paper had, of 8 in this"),
+        ({"NORM.GROUP_SIZE": 0}, 2, 2, "of 2 images in the config, as its paper had, of 4 in this run"),
+        ({"NORM.GROUP_SIZE": 4}, 1, 2, "of 2 images in the config, as its .* of 4 in this run .NORM.GROUP_SIZE 4"),
         ({"NORM.TEACHER": "EMAN"}, 2, 0, "another protocol: BN of 8 images in one process, of 4 in this run"),
         ({"SOLVER.ACCUMULATE": 4}, 1, 0, "of 8 images in one process, of 2 in this run .* 1 process x 4 micro"),
     ],
 )
 def test_other_images_per_bn_than_the_configs_are_said_in_one_line(settings, processes, pinned, line, tiny_cfg):
-    (found,) = protocol_lines(tiny_cfg(settings), processes, preset=tiny_cfg({"NORM.GROUP": pinned}))
+    (found,) = protocol_lines(tiny_cfg(settings), processes, preset=tiny_cfg({"NORM.GROUP_SIZE": pinned}))
     assert re.search(line, found)
     assert "\n" not in found
 
@@ -138,7 +138,7 @@ def test_normalisations_of_the_whole_batch_or_of_one_image_are_the_same_on_any_n
 
 @pytest.mark.parametrize("settings", [{"NORM.STUDENT": "SyncBN"}, {"NORM.TEACHER": "SyncBN"}])
 def test_sync_bn_of_fewer_images_than_the_configs_batch_is_said_where_micro_batches_make_it_so(settings, tiny_cfg):
-    settings = {**settings, "NORM.GROUP": 2, "SOLVER.ACCUMULATE": 4}
+    settings = {**settings, "NORM.GROUP_SIZE": 2, "SOLVER.ACCUMULATE": 4}
     preset = tiny_cfg({**settings, "SOLVER.ACCUMULATE": 1})
     for processes, micro_batches in ((1, 4), (2, 2)):
         cfg = tiny_cfg({**settings, "SOLVER.ACCUMULATE": micro_batches})
@@ -152,7 +152,7 @@ def test_a_micro_batch_without_whole_groups_is_refused_with_what_the_protocol_an
     with pytest.raises(
         InputError, match=r"divide the 2 images .* 4 processes .* found 4, the images per BN of the pro"
     ):
-        virtual_processes(tiny_cfg({"NORM.GROUP": 4}))
+        virtual_processes(tiny_cfg({"NORM.GROUP_SIZE": 4}))
 
 
 @pytest.mark.parametrize(("steps", "epochs", "fraction"), [(400, 1.5, "29%"), (50, 1.5, "98%"), (50, 0.075, "12%")])

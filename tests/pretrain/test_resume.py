@@ -83,7 +83,7 @@ def test_another_model_is_refused(tiny_cfg):
         ({"NORM.STUDENT": "SyncBN", "NORM.TEACHER": "EMAN"}, None),
         ({"NORM.STUDENT": "SyncBN", "NORM.TEACHER": "SyncBN"}, None),
         ({"NORM.STUDENT": "GN", "NORM.TEACHER": "IN"}, None),
-        ({"NORM.STUDENT": "BN", "NORM.TEACHER": "MomentumBN", "NORM.GROUP": 16}, "expected 4 processes"),
+        ({"NORM.STUDENT": "BN", "NORM.TEACHER": "MomentumBN", "NORM.GROUP_SIZE": 16}, "expected 4 processes"),
     ],
 )
 def test_another_number_of_processes_is_refused_where_a_norm_would_see_other_images(settings, refused):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.pretrain.norms import Norm
 from momentum_transfer.pretrain.teacher import (
     copy_student,
@@ -19,7 +19,7 @@ SMALL = Architecture("resnet10", width=4)
 
 def network(norm="BN", seed=0):
     torch.manual_seed(seed)
-    return build_backbone(SMALL, Norm(norm))
+    return build_resnet(SMALL, Norm(norm))
 
 
 def test_fused_parameter_update_equals_a_loop():

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import momentum_transfer.pretrain.run as run_module
 import momentum_transfer.pretrain.train as train_module
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.checkpoints import CheckpointFolder, load
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
@@ -63,13 +63,13 @@ METHODS = [
     {
         "METHOD.NAME": "moco",
         "NORM.TEACHER": "ShuffleBN",
-        "NORM.GROUP": 2,
+        "NORM.GROUP_SIZE": 2,
         "SOLVER.SCHEDULE": "step",
         "SOLVER.ACCUMULATE": 2,
     },
     *(
         {"METHOD.NAME": "byol", "NORM.TEACHER": norm, "DATA.IMAGE_SIZE": 48}
-        | ({"NORM.GROUP": 4} if norm == "ShuffleBN" else {})
+        | ({"NORM.GROUP_SIZE": 4} if norm == "ShuffleBN" else {})
         for norm in TEACHER_NORMS
     ),
     *(
@@ -133,7 +133,7 @@ def test_metrics_have_one_whole_line_a_step_after_a_resume(tiny_cfg):
 def test_momentum2_exports_the_teachers_history_under_torchvision_names(tiny_cfg):
     path = train(tiny_cfg())
     tensors = load_file(path)
-    build_backbone(Architecture("resnet10", 4)).load_state_dict(tensors, strict=True)
+    build_resnet(Architecture("resnet10", 4)).load_state_dict(tensors, strict=True)
     model = last_state(tiny_cfg())["model"]
     assert torch.equal(tensors["bn1.running_var"], model["teacher.backbone.bn1.running_var"])
     with safetensors.safe_open(path, "pt") as file:
@@ -146,7 +146,7 @@ def test_random_baseline_has_the_initial_weights_and_the_images_statistics(tiny_
     cfg = tiny_cfg({"METHOD.NAME": "random"})
     tensors = load_file(train(cfg))
     torch.manual_seed(cfg.SEED)
-    fresh = build_backbone(Architecture("resnet10", 4))
+    fresh = build_resnet(Architecture("resnet10", 4))
     assert torch.equal(tensors["conv1.weight"], fresh.conv1.weight)
     assert not torch.equal(tensors["bn1.running_var"], fresh.bn1.running_var)
     run = run_module.prepare(cfg, torch.device("cpu"), CheckpointFolder(tmp_path))

@@ -71,7 +71,7 @@ def two_pairs(
     settings: dict[str, object], name: str, first: int, processes: int, group: int = 0
 ) -> dict[str, torch.Tensor]:
     """Two steps' forwards in float64 of the images first, first + processes, …: embeddings, running statistics."""
-    changes = {"METHOD.NAME": GROUPED[name], "NORM.TEACHER": name, "NORM.GROUP": group, "MOCO.QUEUE": 20}
+    changes = {"METHOD.NAME": GROUPED[name], "NORM.TEACHER": name, "NORM.GROUP_SIZE": group, "MOCO.QUEUE": 20}
     words = [str(word) for pair in {**settings, **changes}.items() for word in pair]
     torch.manual_seed(0)
     method = build_method(load_config(get_cfg(), None, words), 10).double()

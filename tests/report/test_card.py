@@ -7,7 +7,7 @@ import yaml
 
 from momentum_transfer.backbones.convert import write
 from momentum_transfer.backbones.read import load_backbone
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core import records as records_file
 from momentum_transfer.core.files import sha256_of
 from momentum_transfer.report.page import escape
@@ -22,7 +22,7 @@ def weights(tmp_path):
     path = tmp_path / "momentum2_digits" / "backbone.safetensors"
     architecture = Architecture("resnet10", 8)
     torch.manual_seed(0)
-    write(path, build_backbone(architecture).state_dict(), architecture, {"method": "momentum2"})
+    write(path, build_resnet(architecture).state_dict(), architecture, {"method": "momentum2"})
     return path
 
 

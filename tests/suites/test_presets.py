@@ -5,7 +5,7 @@ import torch
 import yaml
 
 from momentum_transfer.backbones.families import BY_NAME
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.shipped import CONFIGS
 from momentum_transfer.suites.planning import plan
@@ -23,7 +23,7 @@ PRESETS = {
 def own_checkpoint(folder, method, norm="BN", optimizer="sgd"):
     """A file of this project's checkpoint format, as pretraining leaves it, called as its folder."""
     folder.mkdir()
-    state = build_backbone(Architecture("resnet10", 4)).state_dict()
+    state = build_resnet(Architecture("resnet10", 4)).state_dict()
     model = {f"{who}.backbone.{name}": tensor for who in ("student", "teacher") for name, tensor in state.items()}
     config = yaml.safe_dump({"SOLVER": {"OPTIMIZER": optimizer}, "NORM": {"TEACHER": norm}})
     path = folder / f"{folder.name}.pt"

@@ -18,7 +18,7 @@ WHOLE = {
     "name": "whole",
     "pretrain": {
         "config": "configs/smoke/momentum2_digits.yaml",
-        "grid": {"NORM.GROUP": [8, 16]},
+        "grid": {"NORM.GROUP_SIZE": [8, 16]},
         "variants": {"slow": {"SOLVER.STEPS": 5}},
         "seeds": [0, 1],
         "settings": {"DATA.WORKERS": 0},
@@ -30,7 +30,7 @@ WHOLE = {
         {"name": "knn", "command": COMMAND + " {more}", "gpu_hours": 0.5, "cpus": 1, "minutes": 5},
         {"name": "again", "command": COMMAND, "needs": ["knn"], "distributed": False},
     ],
-    "plots": [{"title": "t", "y": "knn/k=20 top1", "x": "NORM.GROUP", "by": "variant", "log": True}],
+    "plots": [{"title": "t", "y": "knn/k=20 top1", "x": "NORM.GROUP_SIZE", "by": "variant", "log": True}],
 }
 
 

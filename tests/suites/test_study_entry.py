@@ -6,7 +6,7 @@ from momentum_transfer.suites.study_entry import read_study
 from momentum_transfer.suites.suite import load_suite
 
 SIDES = {"first": {"protocol": "a"}, "second": {"protocol": "b"}}
-KNOWN = {"NORM.GROUP": None, "SEED": None}
+KNOWN = {"NORM.GROUP_SIZE": None, "SEED": None}
 
 
 def entry(**difference):
@@ -14,15 +14,15 @@ def entry(**difference):
 
 
 def test_a_side_says_what_its_comparison_leaves_open():
-    study = read_study(entry(first={"y": "svm top1", "NORM.GROUP": 8}), "suite", KNOWN)
-    assert study.compare[0].sides() == ({"y": "svm top1", "NORM.GROUP": 8}, {"y": "knn top1", "protocol": "b"})
+    study = read_study(entry(first={"y": "svm top1", "NORM.GROUP_SIZE": 8}), "suite", KNOWN)
+    assert study.compare[0].sides() == ({"y": "svm top1", "NORM.GROUP_SIZE": 8}, {"y": "knn top1", "protocol": "b"})
 
 
 def test_a_line_has_its_place_in_texts_and_numbers():
-    lines = {"title": "t", "x": [8, 16.5], "of": {"BN": {"y": "noise/n={x} top1", "NORM.GROUP": ["x"]}}}
+    lines = {"title": "t", "x": [8, 16.5], "of": {"BN": {"y": "noise/n={x} top1", "NORM.GROUP_SIZE": ["x"]}}}
     study = read_study({**entry(), "lines": [lines]}, "suite", KNOWN)
-    assert study.lines[0].at("BN", 8) == {"y": "noise/n=8 top1", "NORM.GROUP": 8}
-    assert study.lines[0].at("BN", 16.5) == {"y": "noise/n=16.5 top1", "NORM.GROUP": 16.5}
+    assert study.lines[0].at("BN", 8) == {"y": "noise/n=8 top1", "NORM.GROUP_SIZE": 8}
+    assert study.lines[0].at("BN", 16.5) == {"y": "noise/n=16.5 top1", "NORM.GROUP_SIZE": 16.5}
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_line_has_its_place_in_texts_and_numbers():
         ({"compare": []}, "at least claim"),
         (entry(y="knn"), "expected y as TASK METRIC"),
         (entry(first={"protocl": "a"}), "found 'protocl'"),
-        (entry(first={"NORM.STUDENT": "BN"}), r"NORM.GROUP, SEED, found 'NORM.STUDENT'"),
+        (entry(first={"NORM.STUDENT": "BN"}), r"NORM.GROUP_SIZE, SEED, found 'NORM.STUDENT'"),
         (entry(first={"checkpoint": "a*b*"}), r"at most one \*"),
         (entry(first={"protocol": 3}), "expected protocol as text, found 3"),
         ({"claim": "why?", "compare": [entry()["compare"][0]] * 2}, "of different names"),

@@ -156,14 +156,14 @@ def test_a_sweep_that_means_nothing_is_refused(entry, message):
         read_sweep(entry, "suite.yaml, pretrain")
 
 
-KNOWN = {"NORM.GROUP": None, "SEED": None}
+KNOWN = {"NORM.GROUP_SIZE": None, "SEED": None}
 
 
 def test_plots_over_settings_measures_and_steps_are_read():
     asked = [
-        {"title": "a", "y": "svm/k=16 top1", "x": "NORM.GROUP", "by": "variant", "log": True},
+        {"title": "a", "y": "svm/k=16 top1", "x": "NORM.GROUP_SIZE", "by": "variant", "log": True},
         {"title": "b", "y": "finetune top1 @ CIFAR-10-LT", "x": "linear top1"},
-        {"title": "c", "curve": "knn_top1", "x": "seconds", "by": "NORM.GROUP"},
+        {"title": "c", "curve": "knn_top1", "x": "seconds", "by": "NORM.GROUP_SIZE"},
     ]
     assert read_plots(asked, "suite", KNOWN) == tuple(PlotRequest(**entry) for entry in asked)
 
@@ -172,7 +172,7 @@ def test_plots_over_settings_measures_and_steps_are_read():
     ("entry", "message"),
     [
         ({"y": "a b", "x": "c d"}, "expected at least title"),
-        ({"title": "t", "y": "a b", "x": "NORM.TEACHER"}, r"the pretrainings differ in \(NORM.GROUP, SEED\)"),
+        ({"title": "t", "y": "a b", "x": "NORM.TEACHER"}, r"the pretrainings differ in \(NORM.GROUP_SIZE, SEED\)"),
         ({"title": "t", "y": "a b", "x": "c d", "by": "LR"}, "expected by as variant or a setting"),
         ({"title": "t", "y": "knn", "x": "variant"}, "expected y as TASK METRIC"),
         ({"title": "t", "y": "knn top1 @ ", "x": "variant"}, "expected y as TASK METRIC"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from momentum_transfer.backbones.convert import write
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.records import read
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.suites import chain
@@ -24,7 +24,7 @@ def weights(tmp_path: Path) -> list[Path]:
     architecture = Architecture("resnet10", 4)
     for name in ("first", "second"):
         torch.manual_seed(len(name))
-        write(tmp_path / f"{name}.safetensors", build_backbone(architecture).state_dict(), architecture, {})
+        write(tmp_path / f"{name}.safetensors", build_resnet(architecture).state_dict(), architecture, {})
     return [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]
 
 

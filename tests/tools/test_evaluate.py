@@ -112,7 +112,7 @@ def test_plan_says_how_many_seeds_a_difference_needs():
     ("pretrain", "message"),
     [
         ({"variants": {"good": {}, "bad": {"SOLVER.EPOCH": 3}}}, "bad_seed0: .*SOLVER.EPOCH"),
-        ({"variants": {"good": {}, "bad": {"NORM.GROUP": 7}}}, "bad_seed0: .*NORM.GROUP to divide"),
+        ({"variants": {"good": {}, "bad": {"NORM.GROUP_SIZE": 7}}}, "bad_seed0: .*NORM.GROUP_SIZE to divide"),
         (
             {"variants": {"a": {"SOLVER.STEPS": 0, "SOLVER.EPOCHS": 4}}, "exports": {"every": 5, "last": 5}},
             "last of exports",

@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 import torch
 
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core import records as items
 from momentum_transfer.core.files import weights_name
 from momentum_transfer.core.run_lock import alone
@@ -40,7 +40,7 @@ def lowshot(tmp_path):
 def weights(tmp_path_factory):
     path = tmp_path_factory.mktemp("weights") / "backbone.pth"
     torch.manual_seed(0)
-    torch.save(build_backbone(Architecture("resnet10", 8)).state_dict(), path)
+    torch.save(build_resnet(Architecture("resnet10", 8)).state_dict(), path)
     return path
 
 
@@ -98,7 +98,7 @@ def test_every_score_of_hits_keeps_its_items_and_their_mean_is_the_value(lowshot
 
 
 def test_drawings_of_one_digit_are_one_item_to_verdicts(lowshot, tmp_path):
-    assert lowshot("knn", "--weights", "pixels", "DATASETS.DRAWINGS", "3") == 0
+    assert lowshot("knn", "--weights", "pixels", "DATASETS.RENDERINGS", "3") == 0
     for record in records(tmp_path):
         if record["metric"] not in ("top1", "top5"):
             continue
@@ -157,8 +157,8 @@ def test_fixmatch_records_the_student_as_the_result_and_the_teacher_beside_it_on
 
 def test_fixmatch_from_scratch_starts_every_trial_anew_and_labels_weak_views(lowshot, tmp_path, monkeypatch):
     starts = []
-    build = inputs.build_backbone
-    monkeypatch.setattr(inputs, "build_backbone", lambda arch: starts.append(build(arch)) or starts[-1])
+    build = inputs.build_resnet
+    monkeypatch.setattr(inputs, "build_resnet", lambda arch: starts.append(build(arch)) or starts[-1])
     words = ["FIXMATCH.STEPS", "1", "FIXMATCH.TRIALS", "2", "FIXMATCH.BATCH_SIZE", "4", "FIXMATCH.PRESET", "ema-bn"]
     words += ["MODEL.WIDTH", "4", "FIXMATCH.TEACHER_GROUP", "6", "FIXMATCH.WEAK_BATCHES", "[8]", "OUTPUT_DIR", tmp_path]
     assert lowshot("fixmatch", "--weights", "scratch", *words) == 0

@@ -12,7 +12,7 @@ from momentum_transfer.pretrain.train import train
 from tests.tools.in_process import run_tool
 
 SETTINGS = ["MODEL.WIDTH", "4", "HEAD.HIDDEN", "16", "HEAD.OUTPUT", "8", "SOLVER.BATCH_SIZE", "8", "SOLVER.STEPS", "2",
-            "NORM.GROUP", "4"]  # fmt: skip
+            "NORM.GROUP_SIZE", "4"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

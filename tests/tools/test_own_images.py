@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from tests.tools.in_process import run_tool
 from tests.transfer import own_set
 
@@ -27,7 +27,7 @@ def crops(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("weights") / "tiny.pth"
     torch.manual_seed(0)
-    torch.save(build_backbone(Architecture("resnet10", 8)).state_dict(), path)
+    torch.save(build_resnet(Architecture("resnet10", 8)).state_dict(), path)
     return path
 
 

@@ -42,11 +42,11 @@ def test_a_mistyped_key_is_one_line_and_exit_code_2(tmp_path):
 
 def test_a_protocol_other_than_the_configs_and_a_long_warm_up_are_said_before_the_first_step(tmp_path):
     own = tmp_path / "own.yaml"
-    own.write_text(f"_BASE_: {CONFIG}\nNORM:\n  GROUP: 4\n", encoding="utf-8")
+    own.write_text(f"_BASE_: {CONFIG}\nNORM:\n  GROUP_SIZE: 4\n", encoding="utf-8")
     short = [*TINY, "SOLVER.STEPS", 2, "RUN.LOG_EVERY", 1]
     done = run_tool("pretrain", "--config", own, *short, "OUTPUT_DIR", tmp_path / "a", "SOLVER.WARMUP_EPOCHS", 0)
     assert (done.returncode, done.stderr) == (0, "")
-    changed = ["NORM.GROUP", 0, "SOLVER.WARMUP_EPOCHS", 2]
+    changed = ["NORM.GROUP_SIZE", 0, "SOLVER.WARMUP_EPOCHS", 2]
     with mock.patch("momentum_transfer.pretrain.train._loop", side_effect=InputError("the loop begins")):
         done = run_tool("pretrain", "--config", own, *short, "OUTPUT_DIR", tmp_path / "b", *changed)
     first, second, last = done.stderr.splitlines()

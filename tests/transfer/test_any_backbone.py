@@ -17,10 +17,10 @@ from momentum_transfer.transfer.any_backbone import changes, global_blocks
 from momentum_transfer.transfer.config import check_settings
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.initial_weights import read_initial
+from momentum_transfer.transfer.torchvision_engine.detectors import export_state
 from momentum_transfer.transfer.torchvision_engine.engine import build, build_training, initialise
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
 from momentum_transfer.transfer.torchvision_engine.training_state import Position
-from momentum_transfer.transfer.torchvision_engine.weights import export_state
 from tests.transfer.torchvision_engine.tiny import tiny_config, tiny_samples
 
 timm = pytest.importorskip("timm")

@@ -16,8 +16,8 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import dump
 from momentum_transfer.transfer.detector_run import RunClasses, load_run, write_classes
 from momentum_transfer.transfer.run import Request, run
+from momentum_transfer.transfer.torchvision_engine.detectors import export_state
 from momentum_transfer.transfer.torchvision_engine.engine import build
-from momentum_transfer.transfer.torchvision_engine.weights import export_state
 from tests.transfer.torchvision_engine.tiny import shapes_config, tiny_config
 
 SHORT = ("SOLVER.MAX_ITER", "1", "SOLVER.STEPS", "()", "SOLVER.CHECKPOINT_PERIOD", "10", "ENGINE", "torchvision")

@@ -34,10 +34,10 @@ from momentum_transfer.transfer.detectron2_engine.train import trainer_class
 from momentum_transfer.transfer.experiment import Experiment
 from momentum_transfer.transfer.initial_weights import InitialWeights, read_detector
 from momentum_transfer.transfer.tasks import open_task
+from momentum_transfer.transfer.torchvision_engine.detectors import export_state, load_detector, names
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
 from momentum_transfer.transfer.torchvision_engine.semantic_run import build as build_segmentor
-from momentum_transfer.transfer.torchvision_engine.weights import export_state, load_detector, names
 from tests.config_headers import configs_of, header
 from tests.process_group import outcome_in_own_group, signal_own_group
 from tests.transfer import test_any_backbone as any_networks

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from momentum_transfer.backbones.convert import write
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.initial_weights import (
     LARGEST_GROWTH,
@@ -13,9 +13,9 @@ from momentum_transfer.transfer.initial_weights import (
     match_backbone,
     read_initial,
 )
+from momentum_transfer.transfer.torchvision_engine.detectors import export_state, load_backbone, load_detector
 from momentum_transfer.transfer.torchvision_engine.engine import initialise
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
-from momentum_transfer.transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
 from tests.transfer.torchvision_engine.tiny import DETECTORS, tiny_config
 
 SMALL = Architecture("resnet10", 32)
@@ -23,7 +23,7 @@ SMALL = Architecture("resnet10", 32)
 
 def write_backbone(path, architecture=SMALL):
     torch.manual_seed(7)
-    backbone = build_backbone(architecture)
+    backbone = build_resnet(architecture)
     for name, value in backbone.state_dict().items():
         if value.dtype.is_floating_point:
             value.copy_(torch.rand_like(value) if "var" in name else torch.randn_like(value))
@@ -149,7 +149,7 @@ def test_matching_names_what_stays_new():
 
 def test_a_backbone_in_a_container_may_be_called_pth(tmp_path):
     torch.manual_seed(7)
-    state = build_backbone(SMALL).state_dict()
+    state = build_resnet(SMALL).state_dict()
     nested = {f"module.encoder_q.{name}": value for name, value in state.items()}
     nested |= {"module.encoder_q.fc.0.weight": torch.zeros(4, 256), "module.encoder_q.fc.0.bias": torch.zeros(4)}
     nested |= {f"module.encoder_k.{name}": value for name, value in state.items()}
@@ -207,3 +207,26 @@ def test_a_whole_detector_and_a_random_start_are_measured_by_themselves():
     check_trained(final, InitialWeights("itself", detector=final.detector))
     with pytest.raises(InputError, match=r"head\.cls_score\.bias at 5e\+03"):
         check_trained(final, InitialWeights("none", detector={}))
+
+
+def test_a_backbones_pth_is_read_once(tmp_path, monkeypatch):
+    write_backbone(tmp_path / "backbone.pth")
+    reads, load = [], torch.load
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: (reads.append(args), load(*args, **kwargs))[1])
+    assert read_initial(str(tmp_path / "backbone.pth")).backbone
+    assert len(reads) == 1
+
+
+def test_the_folder_of_a_run_stands_for_its_detector(tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "training.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match=r"model_final.pth in .*run, found a training that left no checkpoint"):
+        read_initial(str(run))
+    torch.save({"model": export_state(build_detector(tiny_config("retinanet")))}, run / "model_final.pth")
+    by_folder, by_file = read_initial(str(run)), read_initial(str(run / "model_final.pth"))
+    assert (by_folder.name, by_folder.sha256) == (by_file.name, by_file.sha256)
+    assert by_folder.detector.keys() == by_file.detector.keys() != set()
+    with pytest.raises(InputError, match=r"found 1 trials in .*; give one of them, .*trial_0"):
+        run.rename(tmp_path / "trial_0")
+        read_initial(str(tmp_path))

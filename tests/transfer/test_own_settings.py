@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from momentum_transfer.backbones import read as backbone_reading
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import value_of
 from momentum_transfer.transfer import fit
@@ -43,7 +43,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("weights") / "tiny.pth"
     torch.manual_seed(0)
-    torch.save(build_backbone(Architecture("resnet10", 8)).state_dict(), path)
+    torch.save(build_resnet(Architecture("resnet10", 8)).state_dict(), path)
     return path
 
 

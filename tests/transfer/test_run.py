@@ -8,18 +8,17 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from momentum_transfer.backbones import read as backbone_reading
-from momentum_transfer.backbones.build import build_backbone as timm_backbone
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.build import build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core import records as results
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.config import identity
-from momentum_transfer.transfer.cost import Estimate
 from momentum_transfer.transfer.data import annotations
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.run import Request, run
 from momentum_transfer.transfer.scores import typed
+from momentum_transfer.transfer.torchvision_engine.detectors import export_state
 from momentum_transfer.transfer.torchvision_engine.engine import build
-from momentum_transfer.transfer.torchvision_engine.weights import export_state
 from tests.transfer.torchvision_engine.tiny import check_data, shapes_config, write_shapes
 
 SHORT = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "ENGINE", "torchvision", "PROTOCOL", "tiny"]
@@ -81,32 +80,30 @@ def test_a_diverged_detector_is_not_scored_later_either(size, tmp_path):
 
 def test_to_evaluate_a_backbone_alone_is_refused(tmp_path):
     backbone = tmp_path / "backbone.pth"
-    torch.save(build_backbone(Architecture("resnet10", 8)).state_dict(), backbone)
+    torch.save(build_resnet(Architecture("resnet10", 8)).state_dict(), backbone)
     cfg = shapes_config("retinanet", tmp_path, *SHORT)
     with pytest.raises(InputError, match=r"expected a trained detector .* with --eval-only, found the backbone"):
         run(cfg, Request(str(backbone), eval_only=True))
 
 
-def test_minutes_of_an_evaluation_alone_are_timed_with_the_images_that_train(tmp_path, monkeypatch):
+def test_minutes_of_an_evaluation_alone_time_nothing_and_keep_no_schedule(tmp_path, monkeypatch):
     run(shapes_config("retinanet", tmp_path, *SHORT), Request("none"))
-    timed = []
 
     def estimate(experiment):
-        timed.append([len(data.load()["images"]) for data in experiment.task.train])
-        return Estimate(1e-9, 0.0, experiment.cfg.SOLVER.MAX_ITER, 0, 0, 0.0, "cpu")
+        raise AssertionError("timed")
 
     monkeypatch.setattr("momentum_transfer.transfer.own_settings.estimate", estimate)
     again = shapes_config("retinanet", tmp_path, *SHORT, "OUTPUT_DIR", str(tmp_path / "eval"))
-    run(again, Request(str(tmp_path / "out/model_final.pth"), eval_only=True, minutes=1.0))
-    assert len(timed) == 1
-    assert timed[0][0] > 0
-    assert results.read(tmp_path / "eval/results.jsonl")[0]
+    run(again, Request(str(tmp_path / "out"), eval_only=True, minutes=1.0))
+    records = results.read(tmp_path / "eval/results.jsonl")[0]
+    assert {record["checkpoint"]["name"] for record in records} == {"out"}
     assert not (tmp_path / "eval/model_final.pth").exists()
+    assert not list(tmp_path.rglob("schedule_*.json"))
 
 
 def test_weights_and_data_are_read_once_for_all_trials(tmp_path, monkeypatch):
     backbone = tmp_path / "backbone.pth"
-    torch.save(build_backbone(Architecture("resnet10", 32)).state_dict(), backbone)
+    torch.save(build_resnet(Architecture("resnet10", 32)).state_dict(), backbone)
     cfg, read = shapes_config("retinanet", tmp_path, *SHORT, "TRIALS", "2"), []
     for module, name in ((backbone_reading, "sha256_of"), (annotations, "read_annotations")):
         original = getattr(module, name)
@@ -310,7 +307,7 @@ def test_a_scored_run_keeps_its_classes_and_its_errors(tmp_path):
 
 def test_a_diverged_training_is_said_on_the_way_and_leaves_no_record(tmp_path, capsys):
     architecture = "timm:convnext_atto?depths=(1,1,1,1)&dims=(16,24,32,48)"
-    state = timm_backbone(architecture).state_dict()
+    state = build_backbone(architecture).state_dict()
     state["stem.0.bias"].zero_()  # of a file from before these were drawn; 66 px are padded to 96
     save_file(state, tmp_path / "backbone.safetensors", {"architecture": architecture})
     settings = ["MODEL.BACKBONE.ARCH", architecture, "INPUT.MIN_SIZE_TRAIN", "[66]", "SOLVER.BASE_LR", "1"]

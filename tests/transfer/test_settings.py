@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import value_of
 from momentum_transfer.report.differences import Comparisons
@@ -132,7 +132,7 @@ def test_two_backbones_given_by_model_weights_are_compared(tmp_path):
     for seed in (0, 1):
         torch.manual_seed(seed)
         file = tmp_path / f"backbone_{seed}.pth"
-        torch.save(build_backbone(Architecture("resnet10", 32)).state_dict(), file)
+        torch.save(build_resnet(Architecture("resnet10", 32)).state_dict(), file)
         out = tmp_path / f"run_{seed}"
         cfg = shapes_config("retinanet", tmp_path, *SHORT, "MODEL.WEIGHTS", str(file), "OUTPUT_DIR", str(out))
         run(cfg, Request(cfg.MODEL.WEIGHTS))

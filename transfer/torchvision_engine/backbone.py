@@ -20,7 +20,7 @@ LAST = "last_feat"
 class BottomUp(nn.Module):
     """The stem and the first stages of a ResNet, with the first ``freeze_at`` of them frozen.
 
-    Parameter names are torchvision's; ``weights.py`` renames them for Detectron2's files.
+    Parameter names are torchvision's; ``detectors.py`` renames them for Detectron2's files.
 
     Args:
         resnet: its modules are taken over. last: the last stage to keep, ``res4`` for C4 detectors.

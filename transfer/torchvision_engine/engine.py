@@ -23,12 +23,11 @@ from momentum_transfer.transfer.tasks.task import Task
 from momentum_transfer.transfer.torchvision_engine import detection_run, semantic_run, solver, training_state
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
 from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, Mapper, output_size, resize
-from momentum_transfer.transfer.torchvision_engine.detectors import Detector
+from momentum_transfer.transfer.torchvision_engine.detectors import Detector, export_state, load_backbone, load_detector
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
 from momentum_transfer.transfer.torchvision_engine.structures import Detections, Sample
 from momentum_transfer.transfer.torchvision_engine.train import Training, train
 from momentum_transfer.transfer.torchvision_engine.training_state import BestKeeper, Position
-from momentum_transfer.transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
 
 
 class TorchvisionPredictor:

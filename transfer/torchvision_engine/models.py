@@ -6,7 +6,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.transfer import any_backbone
 from momentum_transfer.transfer.torchvision_engine.backbone import (
     FPN,
@@ -65,7 +65,7 @@ def build_detector(cfg: CfgNode) -> Detector:
 
 def _resnet(cfg: CfgNode) -> Any:
     norm = norm_layer(cfg.MODEL.RESNETS.NORM)
-    return build_backbone(architecture_of(cfg), norm if norm is not None else nn.Identity)
+    return build_resnet(architecture_of(cfg), norm if norm is not None else nn.Identity)
 
 
 def _pyramid(cfg: CfgNode, convolved_from: str = "") -> FPN | SimplePyramid:

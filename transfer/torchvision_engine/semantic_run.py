@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
-from momentum_transfer.backbones.resnet import build_backbone
+from momentum_transfer.backbones.resnet import build_resnet
 from momentum_transfer.core import samplers
 from momentum_transfer.core.distributed import barrier, rank, world_size
 from momentum_transfer.core.files import atomic_path, sha256_of_text
@@ -239,7 +239,7 @@ def _backbone(cfg: CfgNode) -> SingleScale:
         return SingleScale(network, max(network.strides.values()), cfg.MODEL.BACKBONE.SQUARE)
     resnets = cfg.MODEL.RESNETS
     norm = norm_layer(resnets.NORM)
-    resnet = build_backbone(architecture_of(cfg), norm if norm is not None else torch.nn.Identity)
+    resnet = build_resnet(architecture_of(cfg), norm if norm is not None else torch.nn.Identity)
     if resnets.RES4_DILATION > 1:
         dilate(resnet.layer3, [resnets.RES4_DILATION])
     if resnets.RES5_DILATION > 1:

@@ -30,8 +30,7 @@ from momentum_transfer.core.settings import differences, dump
 from momentum_transfer.core.untrusted import parse_mapping
 from momentum_transfer.transfer.config import decisive
 from momentum_transfer.transfer.predictions import Predictions, Score
-from momentum_transfer.transfer.torchvision_engine.detectors import Detector
-from momentum_transfer.transfer.torchvision_engine.weights import export_state, load_detector, own_state
+from momentum_transfer.transfer.torchvision_engine.detectors import Detector, export_state, load_detector, own_state
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from momentum_transfer.backbones.hub import is_hub_name
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import RANDOM_OF, is_made, weights_name
+from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, weights_name
 from momentum_transfer.core.log import say, warn
 from momentum_transfer.images.class_folders import LabelledFiles, write_list
 from momentum_transfer.suites.choose.stages import DETECTORS, Candidate

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.datasets import ArrayImages
 from momentum_transfer.images.labelled_images import FileImages
@@ -215,12 +215,12 @@ def test_unknown_precision_and_layer_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"FEATURES\.PRECISION of bf16, fp32, found 'fp8'"):
         run(CountingNetwork(), tmp_path, about=replace(ABOUT, precision="fp8"))
     with pytest.raises(InputError, match=r"FEATURES\.LAYER of pooled, res2"):
-        StageFeatures(build_backbone(Architecture("resnet10", 8)), "fc")
+        StageFeatures(build_resnet(Architecture("resnet10", 8)), "fc")
 
 
 @pytest.mark.parametrize("layer", ["pooled", "res2", "res3", "res4", "res5"])
 def test_stage_features_are_maps_averaged_over_positions(layer):
-    backbone = build_backbone(Architecture("resnet10", 8)).eval()
+    backbone = build_resnet(Architecture("resnet10", 8)).eval()
     images = expected()
     with torch.no_grad():
         maps = backbone.stages(images)
@@ -231,7 +231,7 @@ def test_stage_features_are_maps_averaged_over_positions(layer):
 
 def test_bf16_features_stay_close_to_fp32(tmp_path):
     torch.manual_seed(0)
-    network = StageFeatures(build_backbone(Architecture("resnet10", 16)))
+    network = StageFeatures(build_resnet(Architecture("resnet10", 16)))
     exact = run(network, tmp_path)
     fast = run(network, tmp_path, about=replace(ABOUT, precision="bf16"))
     assert not np.array_equal(exact.features, fast.features)
@@ -240,7 +240,7 @@ def test_bf16_features_stay_close_to_fp32(tmp_path):
 
 
 def test_extraction_leaves_the_backbone_frozen_and_in_eval_mode():
-    network = StageFeatures(build_backbone(Architecture("resnet10", 8)))
+    network = StageFeatures(build_resnet(Architecture("resnet10", 8)))
     assert not any(module.training for module in network.backbone.modules())
     assert not any(parameter.requires_grad for parameter in network.parameters())
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.pretrain.methods import build_method
 from momentum_transfer.pretrain.norms import Norm, commit_pair, pair_norms, set_alpha
@@ -119,8 +119,8 @@ def test_shuffle_bn_exchanges_images_between_virtual_processes_and_restores_thei
 def test_a_whole_network_in_groups_equals_processes_to_rounding_of_its_convolutions():
     torch.manual_seed(0)
     tiny = Architecture("resnet10", 4, "small")
-    virtual = build_backbone(tiny, Norm("BN", groups=2)).double()
-    real = [build_backbone(tiny, Norm("BN")).double() for _ in range(2)]
+    virtual = build_resnet(tiny, Norm("BN", groups=2)).double()
+    real = [build_resnet(tiny, Norm("BN")).double() for _ in range(2)]
     for network in real:
         network.load_state_dict(virtual.state_dict(), strict=False)
     x = torch.randn(8, 3, 16, 16).double()
@@ -137,26 +137,26 @@ def test_a_batch_that_does_not_divide_is_refused_by_the_layer_and_before_by_the_
     with pytest.raises(ValueError, match="divisible by 4"):
         layers("BN", G)[0](torch.randn(6, 5, 2, 2).double())
     with pytest.raises(
-        InputError, match=r"NORM\.GROUP to divide a micro-batch of 8 images, found 3; give NORM\.GROUP 8"
+        InputError, match=r"NORM\.GROUP_SIZE to divide a micro-batch of 8 images, found 3; give NORM\.GROUP_SIZE 8"
     ):
-        build_method(tiny_cfg({"NORM.GROUP": 3}), 10)
-    with pytest.raises(InputError, match=r"NORM\.GROUP"):
-        build_method(tiny_cfg({"NORM.GROUP": -1}), 10)
+        build_method(tiny_cfg({"NORM.GROUP_SIZE": 3}), 10)
+    with pytest.raises(InputError, match=r"NORM\.GROUP_SIZE"):
+        build_method(tiny_cfg({"NORM.GROUP_SIZE": -1}), 10)
 
 
 def test_settings_reach_both_networks_and_a_teacher_of_a_synchronised_student_has_no_groups(tiny_cfg):
-    method = build_method(tiny_cfg({"NORM.GROUP": 4}), 10)
+    method = build_method(tiny_cfg({"NORM.GROUP_SIZE": 4}), 10)
     assert {layer.groups for layer in pair_norms(method)} == {2}
     assert method.student.backbone.bn1.groups == 2
-    method = build_method(tiny_cfg({"NORM.GROUP": 4, "NORM.STUDENT": "SyncBN", "NORM.TEACHER": "EMAN"}), 10)
+    method = build_method(tiny_cfg({"NORM.GROUP_SIZE": 4, "NORM.STUDENT": "SyncBN", "NORM.TEACHER": "EMAN"}), 10)
     assert method.teacher.backbone.bn1.groups == 1
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ({"NORM.TEACHER": "BN", "NORM.GROUP": 8}, {"NORM.TEACHER": "SyncBN", "NORM.GROUP": 2}),
-        ({"NORM.TEACHER": "EMAN", "NORM.GROUP": 8}, {"NORM.TEACHER": "EMAN", "NORM.GROUP": 2}),
+        ({"NORM.TEACHER": "BN", "NORM.GROUP_SIZE": 8}, {"NORM.TEACHER": "SyncBN", "NORM.GROUP_SIZE": 2}),
+        ({"NORM.TEACHER": "EMAN", "NORM.GROUP_SIZE": 8}, {"NORM.TEACHER": "EMAN", "NORM.GROUP_SIZE": 2}),
     ],
     ids=("SyncBN is BN of the whole batch", "EMAN knows no groups"),
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from momentum_transfer.backbones.convert import write
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.suites.choose.candidates import read_candidates
 
@@ -15,7 +15,7 @@ def weights(folder: Path, *names: str) -> list[str]:
     architecture = Architecture("resnet10", 4)
     for name in names:
         torch.manual_seed(len(name))
-        write(folder / f"{name}.safetensors", build_backbone(architecture).state_dict(), architecture, {})
+        write(folder / f"{name}.safetensors", build_resnet(architecture).state_dict(), architecture, {})
     return [str(folder / f"{name}.safetensors") for name in names]
 
 

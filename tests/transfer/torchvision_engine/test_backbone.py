@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.transfer.torchvision_engine.backbone import (
     FPN,
     BottomUp,
@@ -23,7 +23,7 @@ SOURCES = ["res2", "res3", "res4", "res5"]
 
 def resnet(name: str = "resnet18") -> nn.Module:
     torch.manual_seed(0)
-    return build_backbone(Architecture(name, 8))
+    return build_resnet(Architecture(name, 8))
 
 
 @pytest.mark.parametrize(("name", "widths"), [("resnet18", [8, 16, 32, 64]), ("resnet50", [32, 64, 128, 256])])

@@ -10,10 +10,10 @@ from torch import nn
 
 from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.torchvision_engine.data import annotated_images, read_image
+from momentum_transfer.transfer.torchvision_engine.detectors import load_detector
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
 from momentum_transfer.transfer.torchvision_engine.train import _normalising
-from momentum_transfer.transfer.torchvision_engine.weights import load_detector
 from tests.transfer.torchvision_engine.tiny import shapes_config, tiny_config, tiny_samples, train_tiny
 
 SETTINGS = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "SOLVER.WARMUP_ITERS", "0", "SOLVER.BASE_LR", "0.01"]

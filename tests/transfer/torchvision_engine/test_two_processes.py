@@ -12,9 +12,9 @@ from momentum_transfer.core.samplers import RepeatedPasses
 from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.torchvision_engine.data import annotated_images
 from momentum_transfer.transfer.torchvision_engine.detection_run import mapper_of
+from momentum_transfer.transfer.torchvision_engine.detectors import export_state
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
-from momentum_transfer.transfer.torchvision_engine.weights import export_state
 from tests.transfer.torchvision_engine.test_semantic import labels_config, write_labels
 from tests.transfer.torchvision_engine.tiny import predict_tiny, shapes_config, train_tiny, write_shapes
 from tests.transfer.torchvision_engine.two_processes import FROZEN, RESUMED, STEPS, main
