@@ -23,6 +23,7 @@ from momentum_transfer.images.groups import read_groups
 from momentum_transfer.report import tables
 from momentum_transfer.report.aggregate import Cell, Measure, Results, aggregate
 from momentum_transfer.report.differences import RESAMPLES, Comparisons, about
+from momentum_transfer.report.draws import by_draw
 from momentum_transfer.report.outcome_tables import paired, read_outcomes
 from momentum_transfer.report.read_inputs import merge_methods, read_records
 from momentum_transfer.report.tables import CellView, RowView, TableView, number
@@ -305,6 +306,7 @@ def _of_records(files: Sequence[Any], called: Sequence[str], methods: Mapping[st
     of_method: dict[str, Sequence[str]] = {}
     for file, name in zip(files, called, strict=True):
         records, problems = read_records([file])
+        records = by_draw(records)
         held = {weights_name(str(record["checkpoint"].get("name", ""))) for record in records}
         own = {method: listed for method, listed in methods.items() if not held.isdisjoint(listed)}
         found = aggregate(merge_methods(records, own) if own else records)
