@@ -18,10 +18,7 @@ FEW_DRAWS = 30
 
 
 def by_draw(records: Sequence[Record]) -> list[Record]:
-    """The records with one trial a draw: the mean over the seeds that share it, whose scores are not independent.
-
-    Outcomes per item stay where a draw has one seed.
-    """
+    """The records with one trial a draw: the mean over its seeds, which are not independent."""
     others = [record for record in records if type(record.get("draw")) is not int or record["value"] is None]
     merged: list[Record] = []
     for draws in _grouped(records).values():

@@ -306,10 +306,9 @@ def _of_records(files: Sequence[Any], called: Sequence[str], methods: Mapping[st
     of_method: dict[str, Sequence[str]] = {}
     for file, name in zip(files, called, strict=True):
         records, problems = read_records([file])
-        records = by_draw(records)
         held = {weights_name(str(record["checkpoint"].get("name", ""))) for record in records}
         own = {method: listed for method, listed in methods.items() if not held.isdisjoint(listed)}
-        found = aggregate(merge_methods(records, own) if own else records)
+        found = aggregate(merge_methods(by_draw(records), own) if own else by_draw(records))
         columns = [each for each in found.checkpoints if not found.kinds[each]] or found.checkpoints
         if len(columns) != 1 or problems:
             odd = ", ".join(problems[:1] or columns)

@@ -23,14 +23,7 @@ Shot = tuple[int, dict[str, Any], dict[str, Any]]
 
 @dataclass(frozen=True)
 class FewShot:
-    """A few-shot protocol, FEW_SHOT of the settings.
-
-    Attributes:
-        novel: names of the novel classes; the data's other classes are base.
-        stage: base, novel or all: the classes that train and are scored.
-        shots: objects of each class, K, outside the base stage.
-        seed_files: folder of FsDet's seed files; "": shots are drawn here.
-    """
+    """A few-shot protocol, FEW_SHOT of the settings: the classes that are not novel are base, and shots are K."""
 
     novel: tuple[str, ...]
     stage: str = "all"

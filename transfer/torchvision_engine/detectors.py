@@ -193,7 +193,7 @@ def load_backbone(
 
 
 def with_class_rows(detector: Detector, initial: InitialWeights) -> dict[str, Tensor]:
-    """A state for a fresh detector of more classes than ``initial`` knows, Detectron2's names.
+    """A state for a fresh detector of more classes than ``initial`` knows.
 
     Layers with rows for classes take each source's rows at its places, and background from ``initial``; other rows stay
     as they are initialised, all else is ``initial``'s. InputError for a source of another number of classes.
