@@ -252,7 +252,7 @@ _OWN = table(
             "novel classes, all others are base; empty: no few-shot protocol"),
     Setting("FEW_SHOT.STAGE", "base", Choice(("base", "novel", "all")),
             "classes that train and are scored: base from all their objects, novel or all from SHOTS objects a class"),
-    Setting("FEW_SHOT.SHOTS", 10, Number(1, whole=True, unit="objects"), "of each class: 1, 2, 3, 5, 10, 30"),
+    Setting("FEW_SHOT.SHOTS", 10, Number(1, whole=True, unit="objects"), "of each class, K, outside the stage base"),
     Setting("FEW_SHOT.SEED_FILES", "", ANY_PATH, "folder of FsDet's seed files; empty: shots are drawn here"),
     Setting("FEW_SHOT.DRAW", 0, SEED, "draw of shots of the first trial; of seed files 0 is the folder, N its seedN"),
     Setting("FEW_SHOT.SEEDS", 1, COUNT, "trials that share a draw of shots"),

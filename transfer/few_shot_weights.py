@@ -1,4 +1,4 @@
-"""Where a few-shot stage starts: the detector of the base stage, and the classes that it knows (TFA, section 3.2)."""
+"""Where a few-shot stage starts: the detector of the base stage, and the classes that it knows (TFA, section 3)."""
 
 from collections.abc import Sequence
 from dataclasses import replace

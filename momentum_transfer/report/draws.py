@@ -13,7 +13,7 @@ from momentum_transfer.core.files import weights_name
 from momentum_transfer.report.aggregate import Record, time_of, trial_of
 from momentum_transfer.report.tables import CellView, RowView, TableView, number, with_interval
 
-#: Draws below which a mean is said to be of few: TFA's own scores are of 30 (arXiv 2003.06957, section 4.3).
+#: Draws below which a mean is said to be of few: TFA's own scores are of 30 (arXiv 2003.06957, section 4).
 FEW_DRAWS = 30
 
 
@@ -37,7 +37,7 @@ def _grouped(records: Sequence[Record]) -> dict[tuple[str, ...], dict[int, list[
     for record in records:
         if type(record.get("draw")) is int and record["value"] is not None:
             checkpoint = weights_name(str(record["checkpoint"].get("name", "")))
-            about = ("task", "metric", "dataset", "protocol", "engine", "network")
+            about = ("task", "metric", "dataset", "protocol", "engine", "network", "shots")
             group = (*(str(record.get(key) or "") for key in about), checkpoint)
             key = group, record["draw"], trial_of(record)
             trials[key] = max(record, trials.get(key, record), key=time_of)
@@ -50,7 +50,7 @@ def _grouped(records: Sequence[Record]) -> dict[tuple[str, ...], dict[int, list[
 def draw_tables(records: Sequence[Record]) -> list[TableView]:
     """Main metrics of few-shot records: the mean over draws with its 95 % t interval, and both spreads."""
     rows, fewest = [], FEW_DRAWS
-    for (task, metric, *context, checkpoint), draws in _grouped(records).items():
+    for (task, metric, *context, shots, checkpoint), draws in _grouped(records).items():
         if metric not in ("AP", "AP50"):
             continue
         values = [[record["value"] for record in same] for same in draws.values()]
@@ -64,7 +64,7 @@ def draw_tables(records: Sequence[Record]) -> list[TableView]:
             first, over_draws = with_interval(mean, (mean - half, mean + half)), CellView(f"± {number(spread)}")
         over_seeds = CellView(f"± {number(math.sqrt(squares / free))}") if free else CellView()
         counts = (str(len(means)), " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))))
-        note = " · ".join(filter(None, (f"{next(iter(draws.values()))[0].get('shots', '?')} shots", *context)))
+        note = " · ".join(filter(None, (*context, f"{shots or '?'} shots")))
         cells = (first, over_draws, over_seeds, *map(CellView, counts))
         rows.append(RowView(f"{task} {metric}, {checkpoint}", "ours", cells, note=note))
         fewest = min(fewest, len(means))

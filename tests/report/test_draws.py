@@ -50,6 +50,14 @@ def test_a_draw_is_one_trial_and_the_newest_record_of_a_trial_counts():
     assert by_draw(others) == others
 
 
+def test_other_numbers_of_shots_have_rows_of_their_own():
+    more = [{**each, "shots": 10, "value": each["value"] + 20} for each in drawn()]
+    (table,) = draw_tables([*drawn(), *more])
+    assert [(row.cells[0].main, "10 shots" in row.note) for row in table.rows if row.label.endswith("AP, m2")] == [
+        ("36.0", True), ("16.0", False)
+    ]  # fmt: skip
+
+
 def test_single_draws_and_undefined_values_have_no_spread():
     one = record("m2", "coco/bbox/novel", "AP", 10.0, draw=2)
     undefined = record("m2", "coco/bbox/novel", "AP", float("nan"), trial=1, draw=3)

@@ -54,7 +54,7 @@ class Detector(nn.Module):
         return self.pixel_mean.device
 
     def train_last_layers(self) -> "Detector":
-        """Freeze all but the last layers (TFA, arXiv 2003.06957, section 3.2); frozen norms keep their statistics."""
+        """Freeze all but the last layers (TFA, arXiv 2003.06957, section 3); frozen norms keep their statistics."""
         self.last_layers_only = True
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(LAST_LAYERS.search(name) is not None)

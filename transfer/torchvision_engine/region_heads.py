@@ -50,7 +50,7 @@ class BoxPredictor(nn.Module):
         class_agnostic: one set of offsets for all classes.
         box_loss: ``smooth_l1`` (``smooth_l1_beta`` 0: L1) or ``giou``.
         score_threshold, nms_threshold, detections: of inference; ``detections`` per image.
-        cosine_scale: above 0 class logits are cosine similarities times this (TFA, arXiv 2003.06957, section 3.2).
+        cosine_scale: above 0 class logits are cosine similarities times this (TFA, arXiv 2003.06957, section 3).
     """
 
     def __init__(
