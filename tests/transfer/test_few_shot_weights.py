@@ -97,9 +97,9 @@ def test_two_stages_leave_records_of_base_novel_and_all_classes_by_draw(tmp_path
     base = tmp_path / "base/model_final.pth"
     assert {record["task"] for record in results.read(tmp_path / "base/results.jsonl")[0]} == {"coco/bbox/base"}
     run(stage(tmp_path, "novel", *TFA[:2], classes=1), Request(str(base)))
-    second = ["FEW_SHOT.NOVEL_WEIGHTS", str(tmp_path / "novel/model_final.pth")]
+    second = ["FEW_SHOT.NOVEL_WEIGHTS", str(tmp_path / "novel")]  # a run's folder is its detector
     few = ["TRIALS", "3", "FEW_SHOT.SEEDS", "2", "FEW_SHOT.DRAW", "4", *TFA, *second]
-    run(stage(tmp_path, "all", *few, classes=3), Request(str(base)))
+    run(stage(tmp_path, "all", *few, classes=3), Request(str(tmp_path / "base")))
     found = results.read(tmp_path / "all/results.jsonl")[0]
     assert {record["task"] for record in found} == {f"coco/bbox{part}" for part in ("", "/base", "/novel")}
     ap = [record for record in found if (record["task"], record["metric"]) == ("coco/bbox", "AP")]
