@@ -24,11 +24,12 @@ def main(args: argparse.Namespace) -> None:
     from momentum_transfer.backbones.read import load_backbone  # here, because it imports torch, which takes seconds
     from momentum_transfer.report.aggregate import aggregate, check_settings_agree
     from momentum_transfer.report.card import push, read_datasets, scores_of, target, write_folder
+    from momentum_transfer.report.draws import by_draw
     from momentum_transfer.report.read_inputs import read_records
 
     records, problems = read_records(args.results)
     check_settings_agree(records)
-    results = aggregate(records)
+    results = aggregate(by_draw(records))
     repository = target(args.push) if args.push else None
     source = load_backbone(args.weights) if args.weights else None
     name = _chosen(args.checkpoint, source.name if source else "", results.checkpoints)

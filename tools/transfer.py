@@ -37,6 +37,7 @@ def main(args: argparse.Namespace) -> None:
         overrides += ["MODEL.BACKBONE.ARCH", ""]  # a ResNet, too, replaces the config's other network
         overrides += [word for one in architecture_settings(parse_architecture(args.arch)) for word in one.words]
     source = OwnSource(args.train, args.val, args.split, args.title, args.images)
+    overrides += ["FEW_SHOT.NOVEL", repr(args.novel)] if args.novel else []
     overrides += args.overrides
     cfg, opened = load_for(args.config, overrides, source, weights=args.weights or "", resume=args.resume)
     weights = args.weights or cfg.MODEL.WEIGHTS
@@ -64,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     add("--split", type=float, metavar="FRACTION", help="fraction of --train's images that train")
     add("--images", metavar="DIR", help="where the images of --train lie, if not beside the labels")
     add("--title", default="", metavar="NAME", help="name of the set in tables (default: the folder's)")
+    add("--novel", nargs="+", metavar="CLASS", help="novel classes, as FEW_SHOT.NOVEL (docs/how-to/few-shot.md)")
     add("--minutes", type=float, metavar="M", help="a schedule of so long; the first of several runs decides")
     add("--engine", choices=("auto", "detectron2", "torchvision"), help="default: the config's ENGINE")
     add("--eval-only", action="store_true", help="score the detector in --weights without training")

@@ -248,6 +248,18 @@ _OWN = table(
     Setting("FIT_TO_DATA", False, SWITCH,
             "sizes, batch and schedule follow from the data and the machine (transfer/fit.py)", NOTHING),
     Setting("FIT_RATE", 1.0, POSITIVE, "factor of the learning rate that FIT_TO_DATA chooses", NOTHING),
+    Setting("FEW_SHOT.NOVEL", (), Many(Words(r".*\S.*", "as names of classes")),
+            "novel classes, all others are base; empty: no few-shot protocol"),
+    Setting("FEW_SHOT.STAGE", "base", Choice(("base", "novel", "all")),
+            "classes that train and are scored: base from all their objects, novel or all from SHOTS objects a class"),
+    Setting("FEW_SHOT.SHOTS", 10, Number(1, whole=True, unit="objects"), "of each class, K, outside the stage base"),
+    Setting("FEW_SHOT.SEED_FILES", "", ANY_PATH, "folder of FsDet's seed files; empty: shots are drawn here"),
+    Setting("FEW_SHOT.DRAW", 0, SEED, "draw of shots of the first trial; of seed files 0 is the folder, N its seedN"),
+    Setting("FEW_SHOT.SEEDS", 1, COUNT, "trials that share a draw of shots"),
+    Setting("FEW_SHOT.TRAINED", "all", Choice(("all", "last")),
+            "last: only the layers with rows for classes, and the box regression beside them; the rest is frozen"),
+    Setting("FEW_SHOT.NOVEL_WEIGHTS", "", ANY_PATH,
+            "detector of the stage novel whose rows the novel classes start from; empty: random"),
     Setting("TEST.VISUALS", 4, Number(0, whole=True, unit="images"),
             "test images to draw with their detections", NOTHING),
     Setting("MODEL.BACKBONE.ARCH", "", Words(r"(timm:[^\0\s]+)?", "as timm:NAME[?key=value…], or empty for a ResNet"),
@@ -261,6 +273,8 @@ _OWN = table(
             "pad a timm network's images to a square of this side; 0: to the next multiple of 32"),
     Setting("MODEL.BACKBONE.FROZEN", False, SWITCH,
             "the backbone stays as it is, BatchNorm statistics too; neck and heads train"),
+    Setting("MODEL.ROI_BOX_HEAD.COSINE_SCALE", 0.0, NOT_NEGATIVE,
+            "factor of cosine similarities as class scores (TFA: 20); 0: a linear classifier"),
     Setting("MODEL.RESNETS.RES4_DILATION", 1, COUNT, "dilation of res4 instead of a stride"),
     Setting("MODEL.RESNETS.RES5_MULTI_GRID", [1, 2, 4], Many(COUNT, least=1),
             "factors of RES5_DILATION in the blocks of res5"),
@@ -413,6 +427,7 @@ def _contradictions(cfg: CfgNode) -> Iterator[str]:
     for key, width in _NORMS.items():
         if value_of(cfg, key).NORM == "GN" and value_of(cfg, key)[width] % 32:
             yield f"expected a multiple of 32 in {key}.{width} for GN, found {value_of(cfg, key)[width]}"
+    yield from _few_shot_problems(cfg)
     dense = {"FCOS": cfg.MODEL.FCOS.NORM, "RetinaNet": cfg.MODEL.RETINANET.NORM}
     if dense.get(cfg.MODEL.META_ARCHITECTURE) == "GN" and cfg.MODEL.FPN.OUT_CHANNELS % 32:
         yield f"expected a multiple of 32 in MODEL.FPN.OUT_CHANNELS for GN, found {cfg.MODEL.FPN.OUT_CHANNELS}"
@@ -431,6 +446,19 @@ def backbone_problems(cfg: CfgNode) -> Iterator[str]:
     for key in _TIMM_ONLY:
         if value_of(cfg, key) != SETTINGS[key].default:
             yield f"expected MODEL.BACKBONE.ARCH with {key}, found none; name a network of timm, or leave {key} out"
+
+
+def _few_shot_problems(cfg: CfgNode) -> Iterator[str]:
+    """Few-shot settings without novel classes, and what other networks have no place for."""
+    few, network = cfg.FEW_SHOT, cfg.MODEL.META_ARCHITECTURE
+    if repeated := next((name for name in few.NOVEL if list(few.NOVEL).count(name) > 1), None):
+        yield f"expected every class of FEW_SHOT.NOVEL once, found {repeated!r} again; leave it out"
+    if not few.NOVEL and (few.STAGE != "base" or few.TRAINED != "all"):
+        yield "expected FEW_SHOT.NOVEL with FEW_SHOT.STAGE and TRAINED, found none; name the novel classes"
+    if few.NOVEL and task_name(cfg) != "detection":
+        yield "expected a detector with FEW_SHOT.NOVEL, found a segmenter; choose another config"
+    if cfg.MODEL.ROI_BOX_HEAD.COSINE_SCALE and network != "GeneralizedRCNN":
+        yield f"expected MODEL.ROI_BOX_HEAD.COSINE_SCALE 0 for {network}, which has no box head, found another"
 
 
 def _cascade_problems(cfg: CfgNode) -> Iterator[str]:

@@ -48,6 +48,8 @@ class InitialWeights:
 
     architecture: of a backbone that is no ResNet, whose tensors have timm's names.
     checkpoint: the fields of ``SourceBackbone.checkpoint`` for records.
+    places: of the classes that ``detector`` knows, among the classes to be trained; None: it knows just these.
+    rest: places of the others, whose rows are those of the second detector ``novel``, or start at random.
     """
 
     name: str
@@ -57,6 +59,9 @@ class InitialWeights:
     checkpoint: Mapping[str, str] = field(default_factory=dict)
     backbone: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     detector: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    places: tuple[int, ...] | None = None
+    rest: tuple[int, ...] = ()
+    novel: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
 
 def read_initial(

@@ -19,6 +19,7 @@ from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.config import identity, task_name
 from momentum_transfer.transfer.cost import estimate
+from momentum_transfer.transfer.data.few_shot import FewShot
 from momentum_transfer.transfer.data.own.open import open_own
 from momentum_transfer.transfer.data.semantic_datasets import label_specs
 from momentum_transfer.transfer.experiment import Experiment
@@ -97,8 +98,9 @@ def load_for(
         names = [
             FittedSetting(f"DATASETS.{k}", [name], "") for k, name in zip(("TRAIN", "TEST"), own.specs, strict=True)
         ]
-        found = [*names, *settings_of_data(cfg, [own.train, own.val])]
-        task = Detection([own.train], [own.val], detections=cfg.TEST.DETECTIONS_PER_IMAGE)
+        few_shot = FewShot.of(cfg)
+        task = Detection([own.train], [own.val], detections=cfg.TEST.DETECTIONS_PER_IMAGE, few_shot=few_shot)
+        found = [*names, *settings_of_data(cfg, task.sets())]
     elif cfg.FIT_TO_DATA:
         task = open_task(cfg)
         found = settings_of_data(cfg, task.sets())

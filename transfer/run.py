@@ -20,10 +20,12 @@ from momentum_transfer.transfer import any_backbone
 from momentum_transfer.transfer.config import check_settings, decisive, identity
 from momentum_transfer.transfer.cost import cost_of, estimate
 from momentum_transfer.transfer.data.annotations import file_stem
+from momentum_transfer.transfer.data.few_shot import draw_of
 from momentum_transfer.transfer.detector_run import classes_of, write_classes
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.error_analysis.analysis import write_analysis
 from momentum_transfer.transfer.experiment import Engine, Experiment
+from momentum_transfer.transfer.few_shot_weights import few_shot_weights
 from momentum_transfer.transfer.initial_weights import (
     CLAIM,
     NONE,
@@ -102,6 +104,8 @@ def _resolve(cfg: CfgNode, request: Request, engine: Engine, opened: Opened) -> 
             if to_time or not _is_done(cfg, request, engine, initial, trial):
                 _refuse_to_overwrite(_folder(cfg, trial))
     task = opened.task or open_task(cfg, training=not request.eval_only)
+    if not request.eval_only:
+        initial = few_shot_weights(initial, cfg, task.train[0].classes, request.weights)
     experiment = Experiment(cfg, task, initial)
     if to_time and request.minutes is not None:
         experiment = replace(experiment, cfg=timed_schedule(experiment, request.minutes, place))
@@ -210,8 +214,8 @@ class _Command:
                 self._record(predictions, trial, folder)
 
     def _finetune(self, trial: int, folder: Path) -> InitialWeights:
-        experiment, resume = self.experiment, self.request.resume
-        cfg, task = experiment.cfg, experiment.task
+        cfg, task, resume = self.experiment.cfg, self.experiment.task, self.request.resume
+        experiment = replace(self.experiment, task=task.with_shots(draw_of(cfg, trial)))
 
         def main_score(predictions: Predictions) -> float:
             return next(iter(next(task.evaluate(predictions)).metrics.values()))
@@ -233,6 +237,8 @@ class _Command:
         say(f"{dataset}: {predictions.seconds_per_image:.3f} s per image")
         checkpoint = {**initial.checkpoint, "name": weights_name(initial.name), "sha256": initial.sha256}
         details = {**self.network, "finetuned": not self.request.eval_only}
+        if (draw := draw_of(cfg, trial)) is not None:
+            details |= {"draw": draw, "shots": cfg.FEW_SHOT.SHOTS}
         if dataset in task.overlap:
             details["overlap"] = task.overlap[dataset]
         entries = []
@@ -249,7 +255,7 @@ class _Command:
                     )
                 )  # fmt: skip
             if found.errors is not None:
-                kind = found.task.rpartition("/")[2]
+                kind = found.task.split("/")[1]
                 write_analysis(folder / f"errors_{file_stem(dataset)}_{kind}.json", found.errors())
         for path in task.draw(predictions, folder / "visuals", cfg.TEST.VISUALS):
             say(f"wrote {path}")

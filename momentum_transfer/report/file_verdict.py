@@ -23,6 +23,7 @@ from momentum_transfer.images.groups import read_groups
 from momentum_transfer.report import tables
 from momentum_transfer.report.aggregate import Cell, Measure, Results, aggregate
 from momentum_transfer.report.differences import RESAMPLES, Comparisons, about
+from momentum_transfer.report.draws import by_draw
 from momentum_transfer.report.outcome_tables import paired, read_outcomes
 from momentum_transfer.report.read_inputs import merge_methods, read_records
 from momentum_transfer.report.tables import CellView, RowView, TableView, number
@@ -307,7 +308,7 @@ def _of_records(files: Sequence[Any], called: Sequence[str], methods: Mapping[st
         records, problems = read_records([file])
         held = {weights_name(str(record["checkpoint"].get("name", ""))) for record in records}
         own = {method: listed for method, listed in methods.items() if not held.isdisjoint(listed)}
-        found = aggregate(merge_methods(records, own) if own else records)
+        found = aggregate(merge_methods(by_draw(records), own) if own else by_draw(records))
         columns = [each for each in found.checkpoints if not found.kinds[each]] or found.checkpoints
         if len(columns) != 1 or problems:
             odd = ", ".join(problems[:1] or columns)

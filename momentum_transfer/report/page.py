@@ -18,6 +18,7 @@ from momentum_transfer.report.answers import Balance, agreement_table, balances,
 from momentum_transfer.report.details import detail_tables
 from momentum_transfer.report.detector_errors import ErrorPart, error_parts
 from momentum_transfer.report.differences import RESAMPLES, RULE, Comparisons, about
+from momentum_transfer.report.draws import by_draw, draw_tables
 from momentum_transfer.report.examples import Gallery, galleries
 from momentum_transfer.report.figures import Plot, analysis_figures, summary_figures, training_figures
 from momentum_transfer.report.read_inputs import RunFiles, merge_methods, read_records, read_runs, read_suites
@@ -74,6 +75,7 @@ def build(
 ) -> Report:
     """Turn records (and what run folders hold) into the report; ``methods``: see ``inputs.merge_methods``."""
     runs = runs or RunFiles()
+    drawn, records = draw_tables(records), by_draw(records)
     if methods:
         records = merge_methods(records, methods)
     results = aggregate(records, baseline)
@@ -90,7 +92,7 @@ def build(
         verdicts=tuple(sentences(comparisons)),
         summary=summary_table(comparisons),
         overall=tuple(table for table in (overall_table(results, colours), agreement_table(agreements)) if table),
-        evidence=tuple(evidence_tables(comparisons)),
+        evidence=(*evidence_tables(comparisons), *drawn),
         balances=tuple(balances(comparisons)),
         plots=(*sweep_figures(suites, results, runs.curves), *summary_figures(comparisons, colours, agreements)),
         details=tuple(detail_tables(comparisons, reference, colours)),

@@ -20,7 +20,7 @@ from momentum_transfer.core.shipped import CONFIGS
 REFERENCE_DIR = CONFIGS / "reference"
 
 #: The short name of each paper, as it stands in a published row.
-_PAPERS = {"momentum2": "Momentum² Teacher", "rcf": "RCF", "eman": "EMAN"}
+_PAPERS = {"momentum2": "Momentum² Teacher", "rcf": "RCF", "eman": "EMAN", "fsdet": "FsDet's model zoo"}
 
 _KINDS = ("label", "setting", "result")
 
@@ -57,8 +57,8 @@ class ReferenceTable:
 
     @property
     def source(self) -> str:
-        """How the table is cited, for example ``EMAN table 5``."""
-        return f"{_PAPERS.get(self.paper, self.paper)} table {self.number}"
+        """How the table is cited, for example ``EMAN table 5``; one without a number (0) by its paper."""
+        return f"{_PAPERS.get(self.paper, self.paper)}" + (f" table {self.number}" if self.number else "")
 
 
 @dataclass(frozen=True)

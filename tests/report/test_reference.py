@@ -54,6 +54,7 @@ SHAPES = {
     ("eman", 6): (9, 8),
     ("eman", 7): (7, 6),
     ("eman", 8): (9, 6),
+    ("fsdet", 0): (10, 12),
 }
 
 #: Numbers that the prose of the papers repeats: (paper, table, labels of the row, column, group, value).
@@ -71,6 +72,8 @@ SPOTS = [
     ("eman", 5, ("ImageNet", "MoCo-EMAN", 800), "k=1", "", 35.8),
     ("eman", 6, ("EMAN", "MoCo-EMAN", "3×"), "top-1", "1% labels", 63.0),
     ("eman", 8, ("BN", "EMAN"), "FixMatch", "", 69.2),
+    ("fsdet", 0, ("TFA w/ cos", "10 shots"), "nAP", "", 10.0),
+    ("fsdet", 0, ("TFA w/ cos", "30 shots"), "nAP", "", 13.7),
 ]
 
 #: (paper, table) to (how many numbers, their sum), added up from the papers' own text, in which every printed row
@@ -103,6 +106,7 @@ SUMS = {
     ("rcf", 6): (72, 3646.7),
     ("rcf", 7): (24, 1459.3),
     ("rcf", 8): (30, 1839.3),
+    ("fsdet", 0): (84, 2340.8),
 }
 
 
@@ -316,9 +320,10 @@ def test_every_dense_column_is_a_measure_that_its_config_gives(tables):
         cfg = configs[item.protocol]
         (name,) = cfg.DATASETS.TEST
         part = "/segm" if item.task.endswith("/segm") else "/bbox"
+        few = "".join(end for end in ("/base", "/novel") if item.task.endswith(end) and cfg.FEW_SHOT.NOVEL)
         kind = "semantic" if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor" else name.split("_")[0] + part
         assert cfg.MODEL.MASK_ON or part != "/segm", item
-        assert (item.task, cfg.PROTOCOL) == (kind, item.protocol)
+        assert (item.task, cfg.PROTOCOL) == (kind + few, item.protocol)
         assert same_dataset(item.dataset, name), item
         assert item.metric in (("mIoU",) if kind == "semantic" else ("AP", "AP50", "AP75")), item
 

@@ -153,6 +153,12 @@ def test_default_mean_is_imagenets_in_bytes_and_detectron2s_order():
         ("MODEL.ROI_HEADS.NAME CascadeROIHeads MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG True "
          "MODEL.ROI_HEADS.IOU_THRESHOLDS [0.6]", "the cascade's first of IOUS, found"),
         ("MODEL.ROI_HEADS.NAME CascadeROIHeads MODEL.ROI_BOX_CASCADE_HEAD.IOUS (0.5,)", "as many BBOX_REG_WEIGHTS"),
+        ("FEW_SHOT.NOVEL ['cat','dog'] FEW_SHOT.STAGE all FEW_SHOT.TRAINED last", ""),
+        ("FEW_SHOT.NOVEL ['cat','dog','cat']", "every class of FEW_SHOT.NOVEL once, found 'cat' again"),
+        ("FEW_SHOT.NOVEL [7]", r"FEW_SHOT.NOVEL as a list of words as names of classes, found \(7,\)"),
+        ("FEW_SHOT.STAGE all", "FEW_SHOT.NOVEL with FEW_SHOT.STAGE and TRAINED, found none"),
+        ("FEW_SHOT.NOVEL ['cat'] MODEL.META_ARCHITECTURE SemanticSegmentor", "a detector with FEW_SHOT.NOVEL"),
+        ("MODEL.ROI_BOX_HEAD.COSINE_SCALE 20.0 MODEL.META_ARCHITECTURE FCOS", "COSINE_SCALE 0 for FCOS"),
     ],
 )  # fmt: skip
 def test_settings_that_contradict_each_other_are_refused(settings: str, said: str):

@@ -363,6 +363,10 @@ def test_what_it_cannot_run_is_said_before_any_compute():
     half = tiny_config("mask_rcnn", "SOLVER.AMP.ENABLED", "True")
     assert "mixed precision on a CPU" in Detectron2Engine().unsupported(half)
     assert "depth" in Detectron2Engine().unsupported(tiny_config("stride8")).lower()
+    novel = ["FEW_SHOT.NOVEL", "['a']"]
+    assert Detectron2Engine().unsupported(tiny_config("mask_rcnn", *novel)) is None
+    for fine_tuning in ([*novel, "FEW_SHOT.STAGE", "all"], ["MODEL.ROI_BOX_HEAD.COSINE_SCALE", "20.0"]):
+        assert "this project's own" in Detectron2Engine().unsupported(tiny_config("mask_rcnn", *fine_tuning))
 
 
 CONFIGS = [path for room in ("transfer", "smoke") for path in configs_of(room) if "tools/transfer.py" in header(path)]

@@ -49,6 +49,8 @@ class Detectron2Engine:
             return "Detectron2 is not installed"
         if segments and cfg.MODEL.SEM_SEG_HEAD.NAME == "LinearHead":
             return "the linear segmentation probe is this project's own"
+        if (cfg.FEW_SHOT.NOVEL and cfg.FEW_SHOT.STAGE != "base") or cfg.MODEL.ROI_BOX_HEAD.COSINE_SCALE:
+            return "few-shot fine-tuning and the cosine classifier are this project's own"
         if segments and small:
             return "Detectron2's DeepLab needs a ResNet of bottlenecks, MODEL.RESNETS.DEPTH 50 or more"
         if synchronises_on_cpu(cfg):

@@ -4,7 +4,7 @@ The fast reader for scoring; for everything else ``transfer/data/annotations.py`
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -89,6 +89,18 @@ def _taken(entries: _Entries, columns: Sequence[str], which: np.ndarray) -> _Ent
         boxes=None if entries.boxes is None else entries.boxes[which],
         rles=None if entries.rles is None else entries.rles.take(which),
     )
+
+
+def of_classes(truth: GroundTruth, detections: Detections, ids: Collection[Any]) -> tuple[GroundTruth, Detections]:
+    """Both with the categories of these ids alone; all images stay."""
+    places = [place for place, category in enumerate(truth.categories) if category["id"] in ids]
+    categories = [truth.categories[place] for place in places]
+    objects = truth.take(np.flatnonzero(np.isin(truth.category, places)))
+    found = detections.take(np.flatnonzero(np.isin(detections.category, places)))
+    number, of_found = (np.searchsorted(places, one.category).astype(np.int32) for one in (objects, found))
+    index = Positions([category["id"] for category in categories])
+    objects = replace(objects, categories=categories, category_index=index, category=number)
+    return objects, replace(found, category=of_found)
 
 
 def _of_type(entries: _Entries, iou_type: IouType) -> _Entries:

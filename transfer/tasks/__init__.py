@@ -8,6 +8,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.config import task_name
 from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.detection_datasets import get_dataset
+from momentum_transfer.transfer.data.few_shot import FewShot
 from momentum_transfer.transfer.data.semantic_datasets import get_semantic_dataset
 from momentum_transfer.transfer.tasks.detection import Detection
 from momentum_transfer.transfer.tasks.segmentation import Segmentation
@@ -37,6 +38,7 @@ def open_task(cfg: CfgNode, *, training: bool = True) -> Task:
         [opened[name] for name in names["TRAIN"]],
         [opened[name] for name in names["TEST"]],
         detections=cfg.TEST.DETECTIONS_PER_IMAGE,
+        few_shot=FewShot.of(cfg),
     )
 
 

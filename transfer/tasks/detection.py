@@ -1,7 +1,8 @@
 """Detection and instance segmentation: COCO-form data sets, scored by their own rules (COCO, LVIS or VOC)."""
 
+import copy
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,45 @@ from momentum_transfer.core.log import say, track, warn
 from momentum_transfer.images.reading import UnreadableImage, verified_size
 from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.check_annotations import NAMED, check
+from momentum_transfer.transfer.data.few_shot import FewShot, Pool, draw_of
 from momentum_transfer.transfer.data.overview import write_overview
 from momentum_transfer.transfer.error_analysis.analysis import analyse
 from momentum_transfer.transfer.predictions import IouType, Predictions, iou_types
-from momentum_transfer.transfer.scores import coco, lvis, voc
+from momentum_transfer.transfer.scores import coco, coco_files, lvis, voc
 from momentum_transfer.transfer.scores.coco_files import Detections, GroundTruth, load_detections, load_ground_truth
 from momentum_transfer.transfer.tasks.task import Evaluation, Task, check_count
 from momentum_transfer.transfer.visuals import draw_detections
 
 
 class Detection(Task[DetectionData]):
-    """Boxes, and masks where the network has them; LVIS scores at most ``detections`` of an image."""
+    """Boxes, and masks where the network has them; LVIS scores at most ``detections`` of an image.
+
+    With ``few_shot`` the sets have the classes of its stage alone, and base and novel classes have scores of their own.
+    """
 
     name = "detection"
 
-    def __init__(self, train: Sequence[DetectionData], test: Sequence[DetectionData], *, detections: int = 100) -> None:
+    def __init__(
+        self, train: Sequence[DetectionData], test: Sequence[DetectionData], *, detections: int = 100,
+        few_shot: FewShot | None = None
+    ) -> None:  # fmt: skip
+        if few_shot is not None:
+            train, test = ([few_shot.of_stage(data) for data in sets] for sets in (train, test))
         super().__init__(train, test)
-        self.detections = detections
+        self.detections, self.few_shot = detections, few_shot
         self._truths: dict[tuple[str, IouType], GroundTruth] = {}
+
+    @cached_property
+    def _pool(self) -> Pool:
+        return Pool(self.train)
+
+    def with_shots(self, draw: int | None) -> "Detection":
+        """See ``Task.with_shots``."""
+        if draw is None or self.few_shot is None or not self.train:
+            return self
+        drawn = copy.copy(self)
+        drawn.train = tuple(self.few_shot.drawn(self._pool, draw))
+        return drawn
 
     def size(self, name: str) -> dict[str, int]:
         """See ``Task.size``; also the ``objects``."""
@@ -60,12 +82,16 @@ class Detection(Task[DetectionData]):
                 warn(f"{data.name}: {problem}")
             if data.name in scored:
                 for iou_type in iou_types(cfg.MODEL.MASK_ON):  # what would be refused after the training is refused now
-                    self._score(data, [], iou_type)
+                    self._score(data, self._truth(data, iou_type), [], iou_type)
             if open_images:
                 _open_images(data)
             images = counted(len(data.load()["images"]), "image")
             say(f"{data.name}: {images}, {counted(len(data.classes), 'class')}, checked")
         _check_same_classes(sets)
+        for trial in range(cfg.TRIALS):  # fewer than K objects, and wrong seed files, before the first training
+            drawn = self.with_shots(draw_of(cfg, trial))
+            for data in drawn.train if drawn is not self and cfg.FEW_SHOT.SEED_FILES else ():
+                check(data, masks=cfg.MODEL.MASK_ON)
         self.check_overlap(forbid=forbid_overlap)
         for data in sets if overview and is_main() and cfg.TEST.VISUALS else ():  # last: what is refused writes nothing
             for path in write_overview(data, Path(cfg.OUTPUT_DIR) / "data", examples=cfg.TEST.VISUALS):
@@ -75,14 +101,16 @@ class Detection(Task[DetectionData]):
         """The parsed ground truth of a test set."""
         key = data.name, iou_type
         if key not in self._truths:
-            self._truths[key] = load_ground_truth(data.annotation_file, iou_type, area=data.kind != "voc")
+            truth = load_ground_truth(data.annotation_file, iou_type, area=data.kind != "voc")
+            if len(data.category_ids) < len(truth.categories):
+                truth, _ = coco_files.of_classes(truth, load_detections([], truth, iou_type), data.category_ids)
+            self._truths[key] = truth
         return self._truths[key]
 
     def _score(
-        self, data: DetectionData, detections: Detections | list[Any], iou_type: IouType
+        self, data: DetectionData, truth: GroundTruth, detections: Detections | list[Any], iou_type: IouType
     ) -> coco.CocoScores | lvis.LvisScores | voc.VocScores:
         """By the rules of the data set."""
-        truth = self._truth(data, iou_type)
         if data.kind == "lvis":
             return lvis.evaluate(truth, detections, iou_type, self.detections)
         if data.kind == "voc":
@@ -96,9 +124,15 @@ class Detection(Task[DetectionData]):
         for iou_type in predictions.iou_types:
             truth = self._truth(data, iou_type)
             found = load_detections(predictions.results, truth, iou_type, "mask" if iou_type == "segm" else "file")
-            scores = self._score(data, found, iou_type)
+            scores = self._score(data, truth, found, iou_type)
             errors = partial(analyse, data.kind, truth, found, iou_type, self.detections, scores.per_class)
-            yield Evaluation(f"{data.kind}/{iou_type}", scores.metrics, scores.items, scores.per_class, errors)
+            stage = f"/{self.few_shot.stage}" if self.few_shot and self.few_shot.stage != "all" else ""
+            name = f"{data.kind}/{iou_type}{stage}"
+            yield Evaluation(name, scores.metrics, scores.items, scores.per_class, errors)
+            for part, names in self.few_shot.parts(data.classes).items() if self.few_shot and not stage else ():
+                ids = {k for k, one in zip(data.category_ids, data.classes, strict=True) if one in names}
+                scores = self._score(data, *coco_files.of_classes(truth, found, ids), iou_type)
+                yield Evaluation(f"{name}/{part}", scores.metrics, scores.items, scores.per_class)
 
     def draw(self, predictions: Predictions, folder: Path, count: int) -> list[Path]:
         """See ``Task.draw``."""

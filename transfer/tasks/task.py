@@ -65,6 +65,10 @@ class Task(ABC, Generic[Data]):
         """The test set of that name."""
         return next(data for data in self.test if data.name == name)
 
+    def with_shots(self, draw: int | None) -> "Task[Data]":
+        """The task with the training objects of one draw of a few-shot protocol; itself where there is none."""
+        return self
+
     @abstractmethod
     def size(self, name: str) -> dict[str, int]:
         """Numbers of ``images`` and ``classes`` of the test set of that name, for records."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from momentum_transfer.backbones.build import detectron2_names
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.initial_weights import match_backbone, match_detector
+from momentum_transfer.transfer.initial_weights import InitialWeights, match_backbone, match_detector
 from momentum_transfer.transfer.torchvision_engine.backbone import FPN, BottomUp, SimplePyramid, SingleScale
 from momentum_transfer.transfer.torchvision_engine.dense import RetinaNet
 from momentum_transfer.transfer.torchvision_engine.fcos import FCOS
@@ -27,6 +27,9 @@ from momentum_transfer.transfer.torchvision_engine.structures import (
     rescale,
 )
 
+#: Own names of parameters of the last layers: classes, boxes, masks, centre-ness.
+LAST_LAYERS = re.compile(r"\b(cls_score|bbox_pred|mask_head\.predictor|ctrness)\.")
+
 
 class Detector(nn.Module):
     """Images in; losses out in training, detections in the original images' pixels otherwise.
@@ -40,6 +43,7 @@ class Detector(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone = backbone
+        self.last_layers_only = False
         self.pixel_mean: Tensor
         self.pixel_std: Tensor
         self.register_buffer("pixel_mean", torch.tensor(pixel_mean).view(-1, 1, 1), persistent=False)
@@ -48,6 +52,22 @@ class Detector(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.pixel_mean.device
+
+    def train_last_layers(self) -> "Detector":
+        """Freeze all but the last layers (TFA, arXiv 2003.06957, section 3); frozen norms keep their statistics."""
+        self.last_layers_only = True
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(LAST_LAYERS.search(name) is not None)
+        return self.train(self.training)
+
+    def train(self, mode: bool = True) -> "Detector":
+        """See ``nn.Module.train``; the frozen backbone and norms of ``train_last_layers`` stay as at test."""
+        super().train(mode)
+        if self.last_layers_only:
+            norms = (module for module in self.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+            for module in (self.backbone, *norms):
+                module.eval()
+        return self
 
     def batch(self, images: Sequence[Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
         """Images normalised, padded with zeros at the right and bottom and stacked; and their own (height, width)."""
@@ -116,6 +136,10 @@ class OneStage(Detector):
 
 #: State of a training that Detectron2's files do not hold.
 _OWN = ("loss_normalizer.value",)
+#: Tensors with rows for classes, Detectron2's names.
+_CLASS_ROWS = re.compile(
+    r"roi_heads\.box_predictor\.(\d+\.)?(cls_score|bbox_pred)\.|roi_heads\.mask_head\.predictor\.|head\.cls_score\."
+)
 
 
 def names(detector: Detector) -> dict[str, str]:
@@ -166,6 +190,39 @@ def load_backbone(
     found, new = match_backbone(_shapes(detector), state, source, architecture)
     _load(detector, found)
     return list(found), new
+
+
+def with_class_rows(detector: Detector, initial: InitialWeights) -> dict[str, Tensor]:
+    """A state for a fresh detector of more classes than ``initial`` knows.
+
+    Layers with rows for classes take each source's rows at its places, and background from ``initial``; other rows stay
+    as they are initialised, all else is ``initial``'s. InputError for a source of another number of classes.
+    """
+    fresh = {name: value for name, value in export_state(detector).items() if _CLASS_ROWS.match(name)}
+    state = {name: value for name, value in initial.detector.items() if not _CLASS_ROWS.match(name)} | fresh
+    count = len(initial.places or ()) + len(initial.rest)
+    for source, places in ((initial.detector, initial.places), (initial.novel, initial.rest)):
+        for name in fresh.keys() & source.keys() if places else ():
+            state[name] = _placed(name, source[name], state[name], places or (), count, source is initial.detector)
+    return state
+
+
+def _placed(name: str, source: Tensor, into: Tensor, places: Sequence[int], count: int, background: bool) -> Tensor:
+    """``into`` with the rows of ``source`` at ``places`` of ``count`` classes."""
+    if len(source) == len(into):
+        return source if background else into  # of no class in particular
+    extra = int(name.startswith("roi_heads.") and ".cls_score." in name)
+    rows = len(into) // (count + extra)
+    if len(source) != (expected := rows * (len(places) + extra)):
+        rows_expected = f"expected {expected} rows for {len(places)} classes in {name}, found {len(source)}"
+        raise InputError(f"{rows_expected}; give the detectors of the stages base and novel of these data")
+    lead = rows if name.startswith("head.") else 1  # a dense head has its rows anchor by anchor
+    found = into.clone().reshape(lead, count + extra, -1)
+    given = source.reshape(lead, len(places) + extra, -1)
+    found[:, list(places)] = given[:, : len(places)]
+    if background and extra:
+        found[:, -1] = given[:, -1]
+    return found.reshape(into.shape)
 
 
 def _shapes(detector: Detector) -> dict[str, torch.Size]:

@@ -23,7 +23,13 @@ from momentum_transfer.transfer.tasks.task import Task
 from momentum_transfer.transfer.torchvision_engine import detection_run, semantic_run, solver, training_state
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
 from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, Mapper, output_size, resize
-from momentum_transfer.transfer.torchvision_engine.detectors import Detector, export_state, load_backbone, load_detector
+from momentum_transfer.transfer.torchvision_engine.detectors import (
+    Detector,
+    export_state,
+    load_backbone,
+    load_detector,
+    with_class_rows,
+)
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
 from momentum_transfer.transfer.torchvision_engine.structures import Detections, Sample
 from momentum_transfer.transfer.torchvision_engine.train import Training, train
@@ -93,7 +99,8 @@ _RUNS: dict[str, Any] = {"detection": detection_run, "segmentation": semantic_ru
 
 def build(cfg: CfgNode) -> Detector:
     """The freshly initialised model of a config."""
-    return build_detector(cfg) if task_name(cfg) == "detection" else semantic_run.build(cfg)
+    detector = build_detector(cfg) if task_name(cfg) == "detection" else semantic_run.build(cfg)
+    return detector.train_last_layers() if cfg.FEW_SHOT.TRAINED == "last" else detector
 
 
 def _trained(cfg: CfgNode, detector: InitialWeights) -> Detector:
@@ -121,7 +128,8 @@ def _predict(cfg: CfgNode, network: Detector, data: Any, out_dir: Path) -> Predi
 def initialise(detector: Detector, initial: InitialWeights) -> Position:
     """Give a fresh detector its weights."""
     if initial.detector:
-        load_detector(detector, initial.detector, initial.name)
+        state = initial.detector if initial.places is None else with_class_rows(detector, initial)
+        load_detector(detector, state, initial.name)
         say(f"weights: the whole detector from {initial.name}")
         return Position(0, tuple(sorted(initial.detector)), ())
     if not initial.backbone:

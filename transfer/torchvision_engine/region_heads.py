@@ -50,24 +50,30 @@ class BoxPredictor(nn.Module):
         class_agnostic: one set of offsets for all classes.
         box_loss: ``smooth_l1`` (``smooth_l1_beta`` 0: L1) or ``giou``.
         score_threshold, nms_threshold, detections: of inference; ``detections`` per image.
+        cosine_scale: above 0 class logits are cosine similarities times this (TFA, arXiv 2003.06957, section 3).
     """
 
     def __init__(
         self, inputs: int, num_classes: int, *, coder_weights: Sequence[float], class_agnostic: bool, box_loss: str,
-        smooth_l1_beta: float, box_loss_weight: float, score_threshold: float, nms_threshold: float, detections: int
+        smooth_l1_beta: float, box_loss_weight: float, score_threshold: float, nms_threshold: float, detections: int,
+        cosine_scale: float = 0.0
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_classes, self.class_agnostic = num_classes, class_agnostic
-        self.cls_score = nn.Linear(inputs, num_classes + 1)
+        self.cls_score = nn.Linear(inputs, num_classes + 1, bias=not cosine_scale)
         self.bbox_pred = nn.Linear(inputs, 4 if class_agnostic else 4 * num_classes)
         normal_fill(self.cls_score, std=0.01)
         normal_fill(self.bbox_pred, std=0.001)
         self.coder = box_ops.OffsetCoder(coder_weights)
         self.box_loss, self.smooth_l1_beta, self.box_loss_weight = box_loss, smooth_l1_beta, box_loss_weight
         self.score_threshold, self.nms_threshold, self.detections = score_threshold, nms_threshold, detections
+        self.cosine_scale = cosine_scale
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features [R, inputs] → logits [R, classes + 1], offsets [R, 4 or 4·classes], both float32."""
+        if self.cosine_scale:
+            similarity = F.linear(F.normalize(x), F.normalize(self.cls_score.weight))
+            return self.cosine_scale * similarity.float(), self.bbox_pred(x).float()
         return self.cls_score(x).float(), self.bbox_pred(x).float()
 
     def losses(self, logits: Tensor, offsets: Tensor, proposals: Sequence[Proposals]) -> dict[str, Tensor]:

@@ -15,13 +15,16 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 
-def pycocotools_eval(truth: Any, results: Any, iou_type: str, max_dets: Sequence[int] = (1, 10, 100)) -> COCOeval:
+def pycocotools_eval(
+    truth: Any, results: Any, iou_type: str, max_dets: Sequence[int] = (1, 10, 100), categories: Sequence[Any] = ()
+) -> COCOeval:
     with contextlib.redirect_stdout(io.StringIO()):
         ground_truth = COCO()
         ground_truth.dataset = copy.deepcopy(truth)
         ground_truth.createIndex()
         evaluation = COCOeval(ground_truth, ground_truth.loadRes(copy.deepcopy(results)), iou_type)
         evaluation.params.maxDets = list(max_dets)
+        evaluation.params.catIds = sorted(categories) or evaluation.params.catIds
         evaluation.evaluate()
         evaluation.accumulate()
         if len(max_dets) == 3:

@@ -9,10 +9,13 @@ import pytest
 from PIL import Image
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.data.annotations import DetectionData
+from momentum_transfer.transfer.data.annotations import DetectionData, open_dataset
+from momentum_transfer.transfer.data.few_shot import FewShot
 from momentum_transfer.transfer.predictions import Predictions, iou_types
 from momentum_transfer.transfer.tasks import open_task
 from momentum_transfer.transfer.tasks.detection import Detection, _check_same_classes
+from tests.transfer.scores.random_sets import coco_set
+from tests.transfer.scores.references import pycocotools_eval
 from tests.transfer.torchvision_engine.tiny import shapes_config
 
 
@@ -131,7 +134,8 @@ def test_voc_scores_by_the_rule_of_its_year(name, points, tmp_path, monkeypatch)
     monkeypatch.setattr(voc, "evaluate", lambda truth, found, interpolation: asked.append(interpolation))
     cfg = shapes_config("retinanet", tmp_path)
     data = replace(opened(cfg).test[0], name=name, kind="voc")
-    Detection([], [data])._score(data, [], "bbox")
+    task = Detection([], [data])
+    task._score(data, task._truth(data, "bbox"), [], "bbox")
     assert asked == [points]
 
 
@@ -143,3 +147,30 @@ def test_drawings_are_of_the_predictions(tmp_path):
     drawn = task.draw(predictions, tmp_path / "visuals", 1)
     assert [path.suffix for path in drawn] == [".png"]
     assert np.asarray(Image.open(drawn[0])).ndim == 3
+
+
+@pytest.mark.parametrize("seed", [7, 8, 9, 11])
+def test_base_and_novel_ap_are_pycocotools_on_these_classes(seed, tmp_path):
+    truth, found = coco_set(seed)
+    novel = sorted(category["name"] for category in truth["categories"])[::2]
+    for name, content in (("truth.json", truth), ("results.json", found)):
+        (tmp_path / name).write_text(json.dumps(content))
+    data = open_dataset("random", tmp_path, tmp_path / "truth.json")
+    predictions = Predictions(tmp_path / "results.json", "random", ("bbox",), "torchvision")
+    task = Detection([], [data], few_shot=FewShot(tuple(novel)))
+    whole, base, new = task.evaluate(predictions)
+    assert [one.task for one in (whole, base, new)] == ["coco/bbox", "coco/bbox/base", "coco/bbox/novel"]
+    for one, side in ((base, False), (new, True)):
+        chosen = [category["id"] for category in truth["categories"] if (category["name"] in novel) == side]
+        # the objects and detections of other classes stay: pycocotools itself passes them over
+        reference = pycocotools_eval(truth, found, "bbox", categories=chosen)
+        expected = dict(zip(one.metrics, (100 * value for value in reference.stats), strict=True))
+        assert {key: pytest.approx(value, nan_ok=True) for key, value in one.metrics.items()} == {
+            key: value if value > -100 else float("nan") for key, value in expected.items()
+        }
+    alone = [entry for entry in found if entry["category_id"] in data.category_ids[1::2]]
+    (tmp_path / "results.json").write_text(json.dumps(alone))
+    stage = Detection([], [data], few_shot=FewShot(tuple(novel), "base"))
+    (only,) = stage.evaluate(predictions)
+    assert only.task == "coco/bbox/base"
+    assert only.metrics == pytest.approx(base.metrics, nan_ok=True)

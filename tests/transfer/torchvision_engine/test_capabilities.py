@@ -47,7 +47,7 @@ class Recorder(CfgNode):
 
 #: Read by the tool and by transfer/run.py, for both engines.
 OUTSIDE = {"MODEL.WEIGHTS", "ENGINE", "TRIALS", "PROTOCOL", "SEED", "MODEL.BACKBONE.PIXELS",
-           "FIT_RATE", "FIT_TO_DATA"}  # fmt: skip
+           "FIT_RATE", "FIT_TO_DATA", "FEW_SHOT.NOVEL_WEIGHTS"}  # fmt: skip
 #: Branches that a tiny training does not take by itself.
 BRANCHES = [*("SOLVER.CLIP_GRADIENTS.ENABLED", "True"),
             *("SOLVER.AMP.ENABLED", "True", "SOLVER.AMP.PRECISION", "bfloat16"),
@@ -68,6 +68,8 @@ def leaves(cfg, prefix=""):
 
 
 def configs(folder):
+    few_shot = ["FEW_SHOT.NOVEL", "['square']", "FEW_SHOT.STAGE", "all", "FEW_SHOT.SHOTS", "1"]
+    yield shapes_config("mask_rcnn", folder / "shapes", *BRANCHES, *few_shot)
     for name in DETECTORS:
         yield shapes_config(name, folder / "shapes", *BRANCHES)
     crop = ["INPUT.CROP.ENABLED", "True", "INPUT.CROP.TYPE", "absolute", "INPUT.CROP.SIZE", "[32, 32]"]

@@ -155,3 +155,16 @@ def test_an_unknown_norm_is_named():
 
     with pytest.raises(InputError, match=r"BN, SyncBN, FrozenBN, GN, LN .* found 'XN'"):
         norm_layer("XN")
+
+
+def test_a_cosine_classifier_scores_by_the_angle_alone():
+    torch.manual_seed(0)
+    head = predictor(cosine_scale=20.0)
+    x = torch.randn(5, 8)
+    weight = head.cls_score.weight.detach()
+    expected = [[20 * float(row @ w) / float(row.norm() * w.norm()) for w in weight] for row in x]
+    logits, offsets = head(x)
+    torch.testing.assert_close(logits, torch.tensor(expected))
+    torch.testing.assert_close(head(7 * x)[0], logits)
+    torch.testing.assert_close(offsets, head.bbox_pred(x))
+    assert head.cls_score.bias is None
