@@ -19,6 +19,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 if not __package__:  # python tools/NAME.py
@@ -30,7 +31,7 @@ from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, weight
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.shipped import started, workplace
 from momentum_transfer.suites.attempt import Outcome, alone, run_local
-from momentum_transfer.suites.planning import LISTED, expected, plan, read_measured, show_plan
+from momentum_transfer.suites.planning import LISTED, expected, plan, read_measured, select, show_plan
 from momentum_transfer.suites.progress import write_plan
 from momentum_transfer.suites.slurm import OURS, run_slurm
 from momentum_transfer.suites.slurm_queue import largest_node
@@ -50,6 +51,7 @@ def main(args: argparse.Namespace) -> None:
     if not args.suite:
         raise InputError("expected --suite YAML, found none; for example --suite configs/suites/quick.yaml")
     suite = load_suite(args.suite)
+    suite = replace(suite, tasks=select(suite.tasks, args.tasks, args.skip))
     output = _from_root(args.output or f"outputs/{suite.name}")
     weights = [_weights_from_root(name) for name in args.weights or suite.weights]
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
@@ -201,6 +203,8 @@ def parser() -> argparse.ArgumentParser:
     add("--weights", nargs="+", default=[], metavar="CKPT",
                       help="checkpoints, run folders, random-of:CKPT, pixels; none if a suite pretrains")  # fmt: skip
     add("--suite", metavar="YAML", help="configs/suites/full.yaml, quick.yaml, smoke.yaml")
+    add("--tasks", nargs="+", default=[], metavar="NAME", help="these alone, and what they need: knn 'mask_rcnn_*'")
+    add("--skip", nargs="+", default=[], metavar="NAME", help="all but these, and what needs them")
     add(
         "--preset",
         nargs="+",

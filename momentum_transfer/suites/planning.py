@@ -4,11 +4,13 @@ A job's key changes with its command, weights and config files. GPU hours of a t
 held, all attempts together.
 """
 
+import difflib
+import fnmatch
 import itertools
 import json
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -26,13 +28,52 @@ from momentum_transfer.suites.sweep import Pretraining
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job, Task, fill, split
 
 
-def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path, presets: Sequence[str] = ()) -> list[Job]:
+def select(tasks: Sequence[Task], wanted: Sequence[str] = (), skipped: Sequence[str] = ()) -> tuple[Task, ...]:
+    """The tasks that a pattern of ``wanted`` names (``eman_*``; all without one) and those that they need, less those
+    of ``skipped`` and those that need these; logs both. InputError for a pattern that names none, or if none is left.
+    """
+    names = [task.name for task in tasks]
+    out = _matching(skipped, names, "--skip")
+    asked = _matching(wanted, names, "--tasks") if wanted else set(names)
+    for task in tasks:  # needs come before
+        if not out.isdisjoint(task.needs):
+            out.add(task.name)
+    kept = asked - out
+    for task in reversed(tasks):
+        if task.name in kept:
+            kept.update(task.needs)
+    if wanted and (added := [name for name in names if name in kept - asked]):
+        say(f"taken too, because others need them: {', '.join(added)}")
+    if skipped and (gone := [name for name in names if name in out]):
+        say(f"left out, with those that need them: {', '.join(gone)}")
+    if not kept:
+        raise InputError(f"expected --tasks and --skip to leave a task, found none of {', '.join(names)} left")
+    return tuple(task for task in tasks if task.name in kept)
+
+
+def _matching(patterns: Sequence[str], names: Sequence[str], option: str) -> set[str]:
+    found: set[str] = set()
+    for pattern in patterns:
+        if not (new := fnmatch.filter(names, pattern)):
+            near = ", ".join(difflib.get_close_matches(pattern.strip("*?"), names, n=3, cutoff=0))
+            raise InputError(f"expected {option} of the suite's tasks, found {pattern!r}; the nearest names are {near}")
+        found.update(new)
+    return found
+
+
+def plan(
+    suite: Suite,
+    checkpoints: Sequence[str],
+    output: str | Path,
+    presets: Sequence[str] = (),
+    read: Callable[[str], Any] | None = None,
+) -> list[Job]:
     """The jobs of the suite's own pretrainings and of every checkpoint; ``NO_FILES`` have no tasks that convert.
 
-    ``presets``: ``PRESET`` or ``CHECKPOINT=PRESET`` instead of the checkpoint's own. InputError if a checkpoint or a
-    config file is missing, two checkpoints have the same name, or there are none.
+    ``presets``: ``PRESET`` or ``CHECKPOINT=PRESET`` instead of the checkpoint's own. ``read``: see ``words_of``.
+    InputError if a checkpoint or a config file is missing, two checkpoints have the same name, or there are none.
     """
-    planner = _Planner(suite, Path(output))
+    planner = _Planner(suite, Path(output), read)
     own = []  # the suite's pretrainings, each with its checkpoints: name -> weights
     if sweep := suite.sweep:
         for run in sweep.runs():
@@ -66,6 +107,7 @@ class _Planner:
 
     suite: Suite
     output: Path
+    read: Callable[[str], Any] | None = None
     chosen: dict[str, str] = field(default_factory=dict)
     hashes: dict[str, list[str]] = field(default_factory=dict)
 
@@ -83,7 +125,7 @@ class _Planner:
         """The tasks of one checkpoint; one that is still to be trained is known by its pretraining's key."""
         digest = pretraining.key if pretraining else _hash_of(weights)
         readable = pretraining is None and weights not in NO_FILES
-        preset = words_of(self.suite.presets, weights if readable else None, name, self.chosen)
+        preset = words_of(self.suite.presets, weights if readable else None, name, self.chosen, self.read)
         jobs: dict[str, Job] = {}
         for task in self.suite.tasks:
             converts = any(place in task.command for place in ("{converted}", "{rescaled}"))
