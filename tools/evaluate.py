@@ -28,16 +28,20 @@ if not __package__:  # python tools/NAME.py
 from momentum_transfer.core.command import above_0, at_least, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, weights_name
-from momentum_transfer.core.log import say, table
+from momentum_transfer.core.log import say, table, warn
 from momentum_transfer.core.shipped import started, workplace
 from momentum_transfer.suites.attempt import Outcome, alone, run_local
 from momentum_transfer.suites.planning import LISTED, expected, plan, read_measured, select, show_plan
+from momentum_transfer.suites.preflight import OF_THE_MACHINE, Refusals, Shared, Tool, preflight, show_refusals
 from momentum_transfer.suites.progress import write_plan
 from momentum_transfer.suites.slurm import OURS, run_slurm
 from momentum_transfer.suites.slurm_queue import largest_node
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job
+from momentum_transfer.tools import convert, lowshot, pretrain, transfer
 
+#: Tools whose commands are checked before a suite starts.
+TOOLS: dict[str, Tool] = {"convert": convert, "lowshot": lowshot, "pretrain": pretrain, "transfer": transfer}
 #: Files of a task that the report shows.
 _SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")
 
@@ -58,7 +62,8 @@ def main(args: argparse.Namespace) -> None:
     own = ["its own pretrainings"] if suite.sweep else []
     names = ", ".join([*own, *map(weights_name, weights)]) or "no checkpoint"
     say(f"suite {suite.name}: {len(suite.tasks)} tasks for each of {names}; output in {output}")
-    jobs = plan(suite, weights, output, args.preset)
+    shared = Shared()
+    jobs = plan(suite, weights, output, args.preset, shared.backbone)
     _check_pretrainings(suite)
     for name in (name for name in NO_FILES if name in weights):
         if (left_out := len(suite.tasks) - sum(job.weights == name for job in jobs)) > 0:
@@ -68,6 +73,8 @@ def main(args: argparse.Namespace) -> None:
     costs = expected(jobs, gpus, read_measured(args.measured) if args.measured else None)
     if args.dry_run:
         show_plan(jobs, costs, gpus, args.price)
+    _refuse(preflight(jobs, TOOLS, output, shared), elsewhere=args.slurm)
+    if args.dry_run:
         return
     with alone(output) as lock:
         suite.write_description(output)
@@ -80,6 +87,22 @@ def main(args: argparse.Namespace) -> None:
         reported = _report(output, jobs, weights)
     if not reported or not all(outcome.well for outcome in outcomes):
         raise SystemExit(1)
+
+
+def _refuse(found: Refusals, *, elsewhere: bool) -> None:
+    """Show all refusals; InputError if there are any but, where tasks run elsewhere, of this machine."""
+    if not found:
+        return
+    show_refusals(found)
+    fatal = {one: jobs for one, jobs in found.items() if not (elsewhere and one[0] in OF_THE_MACHINE)}
+    if not fatal:
+        warn(f"refused here for {', '.join(sorted({what for what, _ in found}))}; tasks run elsewhere and go on")
+        return
+    names = list(dict.fromkeys(job.task.name for jobs in fatal.values() for job in jobs))
+    raise InputError(
+        f"expected a plan whose every task can run, found {counted(len(names), 'task')} refused (the table above); "
+        f"correct them, or leave them out: --skip {' '.join(names)}"
+    )
 
 
 def _show_outcomes(outcomes: Sequence[Outcome]) -> None:

@@ -4,12 +4,14 @@ A job's key changes with its command, weights and config files. GPU hours of a t
 held, all attempts together.
 """
 
+import contextlib
 import difflib
 import fnmatch
 import itertools
 import json
 import math
 import shlex
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +21,11 @@ from typing import Any
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, sha256_of, sha256_of_text, weights_name
 from momentum_transfer.core.log import say, table
+from momentum_transfer.core.loggers import read as read_metrics
 from momentum_transfer.core.records import read
 from momentum_transfer.core.settings import config_files
 from momentum_transfer.core.shipped import COMMAND, find_config, typed, workplace
+from momentum_transfer.core.untrusted import read_mapping
 from momentum_transfer.suites.attempt import full_command
 from momentum_transfer.suites.suite import Suite, read_choices, words_of
 from momentum_transfer.suites.sweep import Pretraining
@@ -194,15 +198,16 @@ def expected(
     """What each job, by title, is expected to cost, from ``read_measured``'s hours and ``gpus`` for distributed tasks.
 
     A job that is done costs nothing more; one that ended well under other settings, or whose task ended well for
-    another checkpoint of this suite, costs what that did (the median of several); else what records elsewhere show for
-    a task with the same configs; else what the suite says.
+    another checkpoint of this suite, costs what that did (the median of several); else the iterations of its config at
+    the step that a training with the same configs, ended or not, had on this machine; else what records elsewhere show
+    for a task with the same configs; else what the suite says.
     """
     own = {job.title: _measured_in(job.state()) for job in jobs}
     of_task: dict[str, list[tuple[float, float]]] = {}
     for job in jobs:
         if (cost := own[job.title]) is not None:
             of_task.setdefault(job.task.name, []).append(cost)
-    costs = {}
+    costs, steps = {}, _by_steps(jobs)
     for job in jobs:
         elsewhere = (measured or {}).get(_configs_of(job.command))
         if job.done():
@@ -211,6 +216,8 @@ def expected(
             source = "measured"
         elif others := of_task.get(job.task.name):
             cost, source = _medians(others), "measured, others"
+        elif step := steps.get(_configs_of(job.command)):
+            cost, source = step, "measured step"
         elif elsewhere is not None:
             cost, source = elsewhere, "records"
         elif gpu_hours := job.task.gpu_hours:
@@ -231,6 +238,27 @@ def _measured_in(state: Mapping[str, Any]) -> tuple[float, float] | None:
         return None
     hours = state["seconds"] / 3600
     return hours * int(state.get("gpus", 0) or 0), hours
+
+
+def _by_steps(jobs: Sequence[Job]) -> dict[str, tuple[float, float]]:
+    """Configs of a command -> (GPU hours, hours) of its iterations, by the median step of trainings on this machine."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for job in jobs:
+        state = job.state()
+        for file in job.folder.glob("**/metrics.jsonl") if state.get("host") == socket.gethostname() else ():
+            with contextlib.suppress(InputError, LookupError, TypeError, ValueError):  # it has no seconds yet, or never
+                hours = _hours_by_step(read_metrics(file), read_mapping(file.with_name("config.yaml")))
+                found.setdefault(_configs_of(job.command), []).append((hours * int(state.get("gpus", 0)), hours))
+    return {configs: _medians(costs) for configs, costs in found.items()}
+
+
+def _hours_by_step(lines: Sequence[Mapping[str, Any]], cfg: Mapping[str, Any]) -> float:
+    """Hours of all iterations of a detector's or a pretraining's settings at the median of the logged steps."""
+    timed = [line for line in lines if "seconds" in line]
+    seconds, solver, last = median(line["seconds"] for line in timed), cfg["SOLVER"], timed[-1]
+    if "MAX_ITER" in solver:
+        return seconds * solver["MAX_ITER"] * cfg["TRIALS"] / 3600
+    return seconds * (solver["STEPS"] or solver["EPOCHS"] * last["step"] / last["epoch"]) / 3600
 
 
 def _configs_of(command: Iterable[str]) -> str:
