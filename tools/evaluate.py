@@ -76,7 +76,9 @@ def main(args: argparse.Namespace) -> None:
     _refuse(preflight(jobs, TOOLS, output, shared), elsewhere=args.slurm)
     if args.dry_run:
         return
-    with alone(output) as lock:
+    from momentum_transfer.core.loggers import suite_run  # here, because it imports torch, which takes seconds
+
+    with alone(output) as lock, suite_run(output):
         suite.write_description(output)
         write_plan(output, jobs, costs)
         if args.slurm:
