@@ -58,9 +58,7 @@ def _resolved(args: argparse.Namespace, source: Any = None) -> tuple[Any, Any, A
     own = OwnSource(args.train, args.val, args.split, args.title, args.images)
     overrides += ["FEW_SHOT.NOVEL", repr(args.novel)] if args.novel else []
     overrides += args.overrides
-    cfg, opened = load_for(
-        args.config, overrides, own, weights=args.weights or "", resume=args.resume, read=source
-    )
+    cfg, opened = load_for(args.config, overrides, own, weights=args.weights or "", resume=args.resume, read=source)
     weights = args.weights or cfg.MODEL.WEIGHTS
     request = Request(weights, args.results, args.resume, args.eval_only, args.forbid_overlap, args.minutes)
     return cfg, opened, request

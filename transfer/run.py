@@ -97,6 +97,7 @@ def refusals(
         source: what `read_source` gave for the weights; None where they are still to be made.
         opened: data sets by their settings, to which those of ``cfg`` are added, so that a plan reads each once.
     """
+
     def weights() -> None:
         if source is not None:
             _check_fit(cfg, read_initial(request.weights, cfg, source))

@@ -89,7 +89,9 @@ def words_of(
             from momentum_transfer.backbones.read import load_backbone  # imports torch, which takes seconds
 
             try:
-                source = (read or load_backbone)(weights.removeprefix(RANDOM_OF))  # at random is measured as the checkpoint is
+                source = (read or load_backbone)(
+                    weights.removeprefix(RANDOM_OF)
+                )  # at random is measured as the checkpoint is
                 preset, why = preset_of(source.family, source.metadata)
             except InputError as error:  # what cannot be read stops its own tasks, not the plan of all
                 why = str(error).partition("\n")[0]

@@ -125,7 +125,9 @@ def test_mlflows_store_holds_every_metric_the_settings_and_the_files_and_a_resum
         metrics.write(3, {"loss": 0.125})
         raise KeyError("broken")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    renamed = {line.pop("step"): {key.replace("(k=5)", "_k_5_"): value for key, value in line.items()} for line in lines}
+    renamed = {
+        line.pop("step"): {key.replace("(k=5)", "_k_5_"): value for key, value in line.items()} for line in lines
+    }
     assert in_store(store, run) == renamed
     assert len(renamed) == 3
     kept = store.get_run(run)
