@@ -59,7 +59,7 @@ def refusals(args: argparse.Namespace, shared: Any) -> Iterator[tuple[str, str]]
     if args.norm_rescale:
         shared.read(args.norm_rescale)
     out = Path(args.out)
-    yield from refused({"settings": lambda: (check_suffix(out), check_target(out))})
+    yield from refused({"name": lambda: check_suffix(out), "folder": lambda: check_target(out)})
 
 
 def _write_report(path: str | None, report: Any) -> None:

@@ -25,11 +25,12 @@ from pathlib import Path
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.command import above_0, at_least, run_tool
+from momentum_transfer.core.command import above_0, at_least, own_file, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, weights_name
 from momentum_transfer.core.log import say, table, warn
 from momentum_transfer.core.shipped import started, workplace
+from momentum_transfer.core.urls import copy_out
 from momentum_transfer.suites.attempt import Outcome, alone, run_local
 from momentum_transfer.suites.planning import LISTED, expected, plan, read_measured, select, show_plan
 from momentum_transfer.suites.preflight import OF_THE_MACHINE, Refusals, Shared, Tool, preflight, show_refusals
@@ -87,6 +88,8 @@ def main(args: argparse.Namespace) -> None:
             outcomes = run_local(jobs, parallel=args.jobs or 1, gpus=gpus, lock=lock)
         _show_outcomes(outcomes)
         reported = _report(output, jobs, weights)
+        if args.copy_to:
+            copy_out(output, args.copy_to)
     if not reported or not all(outcome.well for outcome in outcomes):
         raise SystemExit(1)
 
@@ -237,7 +240,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="[CKPT=]NAME",
         help="another paper's settings than the checkpoint's own, for all or one (suites with presets)",
     )
-    add("--output", metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
+    add("--copy-to", metavar="URL", help="copy records and page there at the end: s3://…, whatever fsspec writes")
+    add("--output", type=own_file, metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
     add("--dry-run", action="store_true", help="print the plan with the expected hours and money")
     add("--measured", nargs="+", default=[], metavar="RECORDS", help="records of earlier runs whose hours count")
     add("--price", type=above_0, metavar="MONEY", help="of a GPU hour: the plan shows costs")

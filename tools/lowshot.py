@@ -20,7 +20,7 @@ from typing import Any
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.command import own_file, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say
 from momentum_transfer.lowshot.config import EVALUATIONS, get_cfg
@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     add("--arch", metavar="TEXT", help="architecture, where it cannot be inferred, or of scratch: timm:NAME")
     add("--features", metavar="TRAIN.npz", default="", help="features made elsewhere, with labels")
     add("--test-features", metavar="TEST.npz", default="")
-    add("--results", type=Path, metavar="FILE", help="default: OUTPUT_DIR/results.jsonl")
+    add("--results", type=own_file, metavar="FILE", help="default: OUTPUT_DIR/results.jsonl")
     add(
         "--verify", action="store_true",
         help="read every image file to know it in the feature cache by content (default: by path, size and time)",

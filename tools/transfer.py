@@ -20,7 +20,7 @@ from typing import Any
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.command import own_file, run_tool
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say
 
@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     add("--eval-only", action="store_true", help="score the detector in --weights without training")
     add("--resume", action="store_true", help="go on with a training that was stopped")
     add("--trials", type=int, help="how many seeds (default: the config's TRIALS)")
-    add("--results", type=Path, help="where records go (default: OUTPUT_DIR/results.jsonl)")
+    add("--results", type=own_file, help="where records go (default: OUTPUT_DIR/results.jsonl)")
     add(
         "--forbid-overlap", action="store_true",
         help="refuse test images that are, byte for byte, among the training images (default: a warning)",

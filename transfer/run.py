@@ -144,12 +144,12 @@ def _resolve(cfg: CfgNode, request: Request, engine: Engine, opened: Opened) -> 
     if undecided and request.eval_only:
         say("nothing is trained: --minutes times nothing, and keeps no schedule for later trainings")
     initial = read_initial(request.weights, cfg, opened.weights)
-    _check_fit(cfg, initial)
     if request.eval_only and not initial.detector:
         raise InputError(
             f"expected a trained detector (model_final.pth) with --eval-only, found the backbone {initial.name}; give "
             "what a fine-tuning left"
         )
+    _check_fit(cfg, initial)
     if not (request.eval_only or request.resume):
         for trial in range(cfg.TRIALS):
             if to_time or not _is_done(cfg, request, engine, initial, trial):

@@ -17,6 +17,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from pathlib import Path
 from types import FrameType
 
 from momentum_transfer.core.errors import (
@@ -234,6 +235,16 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def own_file(text: str) -> Path:
+    """Argument type of a file or folder that a run writes, which is none at a URL."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"expected a path, found {text}: a URL has no locks, renaming and appending, so that no stopped run could "
+            "resume; write to a disk, and let evaluate --copy-to URL copy the results"
+        )
+    return Path(text)
 
 
 def at_least(least: int, of: str = "a whole number") -> Callable[[str], int]:
