@@ -293,15 +293,6 @@ def check_network(cfg: CfgNode, command: str, source: SourceBackbone | None) -> 
             StageFeatures(source.build(), cfg.FEATURES.LAYER, cfg.FEATURES.POOL)
 
 
-def check_labels(cfg: CfgNode, command: str, images: inputs.Images) -> None:
-    """InputError where an evaluation cannot have the labels that it asks for."""
-    if command in ON_IMAGES:
-        node = cfg[command.upper()]
-        images.labelled(0).labelled_rows(node.FRACTION, node.SPLIT_FILE, cfg.SEED)
-    elif command in CHECKS:
-        CHECKS[command](cfg, images.train.labels, f"{cfg.DATASETS.NAME} {cfg.DATASETS.TRAIN}")
-
-
 def _fixmatch_protocol(node: CfgNode) -> str:
     """The preset and the schedule, for example "eman-1x"; normalisations and levels other than its own are named."""
     preset, given = presets.FIXMATCH[node.PRESET], presets.fixmatch_norms(node)

@@ -83,11 +83,9 @@ def run(cfg: CfgNode, request: Request) -> list[Score]:
 def refusals(
     cfg: CfgNode, request: Request, source: SourceBackbone | None, opened: dict[str, inputs.Images]
 ) -> Iterator[tuple[str, str]]:
-    """(what, reason) of all that `run` would refuse before its compute.
+    """(what, reason) of all that `run` would refuse before its compute; ``source``: None for words and unmade weights.
 
-    Args:
-        source: the backbone; None for a word instead of weights, or for weights that are still to be made.
-        opened: data sets by their settings, to which those of ``cfg`` are added, so that a plan reads each once.
+    ``opened``: data sets by their settings, to which those of ``cfg`` are added, so that a plan reads each once.
     """
 
     def weights() -> None:
@@ -102,7 +100,8 @@ def refusals(
             return
         images = opened.setdefault(f"{cfg.DATASETS} {cfg.INPUT.IMAGE_SIZE}", inputs.Images(cfg))
         inputs.check_classes(images.train, images.test)
-        evaluations.check_labels(cfg, request.command, images)
+        if check := evaluations.CHECKS.get(request.command):
+            check(cfg, images.train.labels, f"{cfg.DATASETS.NAME} {cfg.DATASETS.TRAIN}")
 
     yield from refused({"settings": lambda: check_settings(cfg), "weights": weights, "data": data})
 

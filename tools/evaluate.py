@@ -33,16 +33,16 @@ from momentum_transfer.core.shipped import started, workplace
 from momentum_transfer.core.urls import copy_out
 from momentum_transfer.suites.attempt import Outcome, alone, run_local
 from momentum_transfer.suites.planning import LISTED, expected, plan, read_measured, select, show_plan
-from momentum_transfer.suites.preflight import OF_THE_MACHINE, Refusals, Shared, Tool, preflight, show_refusals
+from momentum_transfer.suites.preflight import OF_THE_MACHINE, Refusals, Shared, preflight, show_refusals
 from momentum_transfer.suites.progress import write_plan
 from momentum_transfer.suites.slurm import OURS, run_slurm
 from momentum_transfer.suites.slurm_queue import largest_node
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job
-from momentum_transfer.tools import convert, lowshot, pretrain, transfer
+from momentum_transfer.tools import convert, lowshot, transfer
 
 #: Tools whose commands are checked before a suite starts.
-TOOLS: dict[str, Tool] = {"convert": convert, "lowshot": lowshot, "pretrain": pretrain, "transfer": transfer}
+TOOLS = {"convert": convert, "lowshot": lowshot, "transfer": transfer}
 #: Files of a task that the report shows.
 _SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")
 
@@ -96,12 +96,12 @@ def main(args: argparse.Namespace) -> None:
 
 def _refuse(found: Refusals, *, elsewhere: bool) -> None:
     """Show all refusals; InputError if there are any but, where tasks run elsewhere, of this machine."""
-    if not found:
-        return
-    show_refusals(found)
+    if found:
+        show_refusals(found)
     fatal = {one: jobs for one, jobs in found.items() if not (elsewhere and one[0] in OF_THE_MACHINE)}
-    if not fatal:
+    if found and not fatal:
         warn(f"refused here for {', '.join(sorted({what for what, _ in found}))}; tasks run elsewhere and go on")
+    if not fatal:
         return
     names = list(dict.fromkeys(job.task.name for jobs in fatal.values() for job in jobs))
     raise InputError(

@@ -7,9 +7,7 @@ torchrun --nproc-per-node 8 tools/pretrain.py --config configs/pretrain/momentum
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -22,33 +20,12 @@ def main(args: argparse.Namespace) -> None:
     from momentum_transfer.core.settings import load_config
     from momentum_transfer.pretrain.config import get_cfg
 
-    cfg = load_config(get_cfg(), args.config, [*_own_data(args), *args.overrides])
+    own = ["DATA.NAME", "imagefolder", "DATA.ROOT", args.train, "DATA.SPLIT", "."] if args.train else []
+    cfg = load_config(get_cfg(), args.config, [*own, *args.overrides])
     say(f"{cfg.METHOD.NAME}, {cfg.MODEL.ARCH} on {cfg.DATA.NAME}; output in {cfg.OUTPUT_DIR}")
     from momentum_transfer.pretrain.train import train  # here, because it imports torch, which takes seconds
 
     train(cfg, resuming=args.resume, stop_after=args.stop_after, preset=load_config(get_cfg(), args.config))
-
-
-def _own_data(args: argparse.Namespace) -> list[str]:
-    """--train as settings."""
-    return ["DATA.NAME", "imagefolder", "DATA.ROOT", args.train, "DATA.SPLIT", "."] if args.train else []
-
-
-def refusals(args: argparse.Namespace, shared: Any) -> Iterator[tuple[str, str]]:
-    """(what, reason) of all that ``main`` would refuse before it trains; ``shared``: see `suites.preflight`."""
-    from momentum_transfer.core.errors import refusals as refused
-    from momentum_transfer.core.settings import load_config
-    from momentum_transfer.pretrain.config import check_settings, get_cfg
-    from momentum_transfer.pretrain.pipeline import build_images
-
-    # The node that plans often has no GPU.
-    cfg = load_config(get_cfg(), args.config, [*_own_data(args), *args.overrides, "RUN.DEVICE", "cpu"])
-
-    def data() -> None:
-        key = f"pretraining {cfg.DATA} {cfg.SEED} {cfg.METHOD.NAME}"
-        shared.data[key] = shared.data.get(key) or build_images(cfg, cfg.DATA.SPLIT)
-
-    yield from refused({"settings": lambda: check_settings(cfg), "data": data})
 
 
 def parser() -> argparse.ArgumentParser:

@@ -91,11 +91,9 @@ def run(cfg: CfgNode, request: Request, opened: Opened | None = None) -> None:
 def refusals(
     cfg: CfgNode, request: Request, source: InitialWeights | SourceBackbone | None, opened: dict[str, Task[Any]]
 ) -> Iterator[tuple[str, str]]:
-    """(what, reason) of all that `run` would refuse before its first step; nothing is trained, no image is opened.
+    """(what, reason) of all that `run` would refuse before its first step; ``source``: None for yet unmade weights.
 
-    Args:
-        source: what `read_source` gave for the weights; None where they are still to be made.
-        opened: data sets by their settings, to which those of ``cfg`` are added, so that a plan reads each once.
+    ``opened``: data sets by their settings, to which those of ``cfg`` are added, so that a plan reads each once.
     """
 
     def weights() -> None:

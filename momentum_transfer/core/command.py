@@ -240,10 +240,8 @@ def _terminable() -> Iterator[None]:
 def own_file(text: str) -> Path:
     """Argument type of a file or folder that a run writes, which is none at a URL."""
     if "://" in text:
-        raise argparse.ArgumentTypeError(
-            f"expected a path, found {text}: a URL has no locks, renaming and appending, so that no stopped run could "
-            "resume; write to a disk, and let evaluate --copy-to URL copy the results"
-        )
+        reason = "a URL has no locks, renaming and appending, so that no stopped run could resume"
+        raise argparse.ArgumentTypeError(f"expected a path, found {text}: {reason}; see evaluate --copy-to")
     return Path(text)
 
 

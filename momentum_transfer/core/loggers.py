@@ -22,6 +22,7 @@ from momentum_transfer.core import distributed, records
 from momentum_transfer.core.errors import InputError, extra, one_line
 from momentum_transfer.core.files import append_whole, naming, write_text
 from momentum_transfer.core.log import warn
+from momentum_transfer.core.settings import flat
 from momentum_transfer.core.untrusted import read_mapping
 
 #: Environment variable that switches Weights & Biases on.
@@ -109,7 +110,7 @@ class _MLflow:
         tags = {"mlflow.parentRunId": parent} if parent else {}
         title = "/".join(self._folder.resolve().parts[-2:])  # CHECKPOINT/TASK of a suite
         run: str = self.client.create_run(experiment, tags=tags, run_name=title).info.run_id
-        settings = [self._entities.Param(key, str(value)[:500]) for key, value in _flat(_settings(self._folder))]
+        settings = [self._entities.Param(key, str(value)[:500]) for key, value in flat(_settings(self._folder))]
         for start in range(0, len(settings), 100):
             self.client.log_batch(run, params=settings[start : start + 100])
         return run
@@ -165,15 +166,6 @@ def suite_run(folder: Path) -> Iterator[None]:
             run.write(int(record.get("trial") or 0), {name: value})
         run.write(0, {"records": len(found)})
         run.close(failed=failed, files=(results.name, "report.html"))
-
-
-def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys with their values."""
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -65,12 +65,9 @@ def _matching(patterns: Sequence[str], names: Sequence[str], option: str) -> set
 
 
 def plan(
-    suite: Suite,
-    checkpoints: Sequence[str],
-    output: str | Path,
-    presets: Sequence[str] = (),
+    suite: Suite, checkpoints: Sequence[str], output: str | Path, presets: Sequence[str] = (),
     read: Callable[[str], Any] | None = None,
-) -> list[Job]:
+) -> list[Job]:  # fmt: skip
     """The jobs of the suite's own pretrainings and of every checkpoint; ``NO_FILES`` have no tasks that convert.
 
     ``presets``: ``PRESET`` or ``CHECKPOINT=PRESET`` instead of the checkpoint's own. ``read``: see ``words_of``.

@@ -3,7 +3,6 @@
 A tool's ``refusals(args, shared)`` checks its command line by the functions that its run calls.
 """
 
-import argparse
 import dataclasses
 import shutil
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made
@@ -21,14 +20,6 @@ from momentum_transfer.suites.task import NO_FILES, Job
 
 #: What is asked of the machine that runs a task, which with Slurm is another one than plans it.
 OF_THE_MACHINE = ("engine", "data", "disk")
-
-
-class Tool(Protocol):
-    """A module of ``tools/`` whose commands can be checked."""
-
-    def parser(self) -> argparse.ArgumentParser: ...
-    def refusals(self, args: argparse.Namespace, shared: "Shared") -> Iterator[tuple[str, str]]:
-        """(what, reason) of all that the command would refuse before its work begins."""
 
 
 @dataclass
@@ -53,10 +44,7 @@ class Shared:
         self._made[out] = weights, options
 
     def read(self, weights: str, reader: Callable[..., Any] | None = None, **options: Any) -> Any:
-        """What ``reader`` (None: ``load_backbone``) gives for weights, a backbone's tensors without their values.
-
-        None for weights that are no file, that are yet to be made, or that cannot be read (see ``unread``).
-        """
+        """As ``backbone``; None for weights that are no file, not made yet, or that cannot be read (see ``unread``)."""
         if weights in self._made:
             weights, options = self._made[weights]
             reader = None
@@ -71,7 +59,7 @@ class Shared:
             return None
 
     def backbone(self, weights: str, reader: Callable[..., Any] | None = None, **options: Any) -> Any:
-        """As ``read``, but InputError for what cannot be read."""
+        """What ``reader`` (None: ``load_backbone``) gives for weights, a backbone's tensors without their values."""
         from momentum_transfer.backbones.read import load_backbone
         from momentum_transfer.backbones.source import SourceBackbone
 
@@ -94,8 +82,8 @@ class Shared:
 Refusals = dict[tuple[str, str], list[Job]]
 
 
-def preflight(jobs: Sequence[Job], tools: Mapping[str, Tool], output: Path, shared: Shared) -> Refusals:
-    """Check every command that is not done; commands of other scripts than ``tools`` are passed over."""
+def preflight(jobs: Sequence[Job], tools: Mapping[str, Any], output: Path, shared: Shared) -> Refusals:
+    """Check every command that is not done; those of other scripts than ``tools``, modules by name, are passed over."""
     began, found, checked = time.monotonic(), Refusals(), 0
     for job in jobs:
         script = tool_file(job.command[0])
@@ -108,20 +96,19 @@ def preflight(jobs: Sequence[Job], tools: Mapping[str, Tool], output: Path, shar
                 found.setdefault((what, reason), []).append(job)
     free = shutil.disk_usage(next(place for place in (output, *output.absolute().parents) if place.exists())).free
     if shared.space > free:
-        reason = (
-            f"expected {shared.space / 2**30:.1f} GiB free at {output} for checkpoints, found {free / 2**30:.1f}; "
-            "free some, or choose another --output"
-        )
-        found["disk", reason] = [job for job in jobs if not job.done()]
+        sizes = f"{shared.space / 2**30:.1f} GiB free at {output} for checkpoints, found {free / 2**30:.1f}"
+        found["disk", f"expected {sizes}; free some, or choose another --output"] = [
+            job for job in jobs if not job.done()
+        ]
     say(f"looked through {counted(checked, 'command')} of {len(jobs)} in {time.monotonic() - began:.1f} s")
     return found
 
 
-def _of(job: Job, tool: Tool, shared: Shared) -> Iterator[tuple[str, str]]:
+def _of(job: Job, tool: Any, shared: Shared) -> Iterator[tuple[str, str]]:
     shared.unread.clear()
     shared.waits = bool(job.needs)
     parser = tool.parser()
-    setattr(parser, "error", partial(_refuse, job))  # noqa: B010, mypy forbids the assignment
+    parser.error = partial(_refuse, job)
     try:
         yield from tool.refusals(parser.parse_intermixed_args(list(job.command[1:])), shared)
     except InputError as error:

@@ -69,12 +69,9 @@ def preset_of(family: str, metadata: Mapping[str, str]) -> tuple[str, str]:
 
 
 def words_of(
-    presets: Presets,
-    weights: str | None,
-    name: str,
-    chosen: Mapping[str, str],
+    presets: Presets, weights: str | None, name: str, chosen: Mapping[str, str],
     read: Callable[[str], Any] | None = None,
-) -> Mapping[str, str]:
+) -> Mapping[str, str]:  # fmt: skip
     """The arguments of a checkpoint's preset, place by place; logs which preset it is and why.
 
     ``weights``: None if there is none to read (yet). ``chosen``: as :func:`read_choices` returns it. ``read``: what
