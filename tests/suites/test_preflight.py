@@ -11,7 +11,7 @@ from momentum_transfer.backbones import read
 from momentum_transfer.backbones.build import build_backbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.core.errors import InputError, refusals
-from momentum_transfer.suites.planning import expected, plan, select
+from momentum_transfer.suites.planning import _hours_by_step, expected, plan, select
 from momentum_transfer.suites.preflight import Shared, preflight
 from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.task import Task
@@ -186,6 +186,13 @@ def test_hours_follow_this_machines_step_of_a_training_that_has_not_ended(suite,
     assert state["host"] == socket.gethostname()
     (job.folder / "suite_state.json").write_text(json.dumps({**state, "host": "elsewhere"}))
     assert expected([convert, job], 0)[job.title].source == ""
+
+
+def test_hours_of_a_pretraining_follow_its_epochs():
+    lines = [{"step": 50, "epoch": 0.25, "seconds": 0.36}, {"step": 100, "epoch": 0.5, "seconds": 0.36}, {"step": 100}]
+    settings = {"STEPS": 0, "EPOCHS": 10}
+    assert _hours_by_step(lines, {"SOLVER": settings}) == pytest.approx(2000 * 0.36 / 3600)
+    assert _hours_by_step(lines, {"SOLVER": {**settings, "STEPS": 500}}) == pytest.approx(500 * 0.36 / 3600)
 
 
 def _only(path, *names):
