@@ -112,7 +112,8 @@ def refusals(
 
 def _check_fit(cfg: CfgNode, initial: InitialWeights) -> None:
     """InputError unless the weights are those of the config's network."""
-    if unsupported(cfg) is None:  # what Detectron2 alone builds, it alone can check
+    of_fewer_classes = bool(initial.detector and cfg.FEW_SHOT.NOVEL)  # these the data tell
+    if unsupported(cfg) is None and not of_fewer_classes:  # what Detectron2 alone builds, it alone can check
         check_fits(_without_memory(cfg), initial)
 
 

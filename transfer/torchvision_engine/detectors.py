@@ -227,7 +227,7 @@ def _placed(name: str, source: Tensor, into: Tensor, places: Sequence[int], coun
 
 def check_fits(detector: Detector, initial: InitialWeights) -> None:
     """InputError unless the weights are this detector's, or its backbone's; it may be on the device meta."""
-    if initial.detector and initial.places is None:  # of fewer classes otherwise
+    if initial.detector:
         match_detector(_shapes(detector), initial.detector, initial.name)
     elif initial.backbone:
         match_backbone(_shapes(detector), initial.backbone, initial.name, initial.architecture)
