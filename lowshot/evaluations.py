@@ -251,11 +251,8 @@ def _fixmatch(
     cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, wanted: Wanted
 ) -> Iterator[list[Score]]:
     """FixMatch and its teachers, see lowshot/fixmatch.py; the student is the result, the teacher stands beside it."""
-    node = cfg.FIXMATCH
-    setting = presets.fixmatch_setting(node, pretrained=source is not None)
-    check_preset(setting.preset, pretrained=source is not None)
+    node, setting = cfg.FIXMATCH, _fixmatch_setting(cfg, source)
     data = images.labelled(node.WORKERS)
-    check_backbone(setting.preset, inputs.backbone_builder(cfg, source)(), cfg.INPUT.IMAGE_SIZE)
     if max(setting.weak_batches, default=0) > len(data.test):
         raise InputError(
             f"expected FIXMATCH.WEAK_BATCHES of at most {len(data.test)} (the images that test), found "
@@ -277,6 +274,23 @@ def _fixmatch(
             weak = replace(trial, task=f"{trial.task}/{way}")
             scores += weak.scores({"top1": hits.mean()}, {"top1": hits}, "student")
         yield scores
+
+
+def _fixmatch_setting(cfg: CfgNode, source: SourceBackbone | None) -> presets.FixMatchSetting:
+    """The preset with the settings' changes; InputError where the network cannot have its normalisations."""
+    setting = presets.fixmatch_setting(cfg.FIXMATCH, pretrained=source is not None)
+    check_preset(setting.preset, pretrained=source is not None)
+    check_backbone(setting.preset, inputs.backbone_builder(cfg, source)(), cfg.INPUT.IMAGE_SIZE)
+    return setting
+
+
+def check_network(cfg: CfgNode, command: str, source: SourceBackbone | None) -> None:
+    """InputError where an evaluation cannot take a network (None: one of random weights), built without its values."""
+    with torch.device("meta"):
+        if command == "fixmatch":
+            _fixmatch_setting(cfg, source)
+        elif source is not None:
+            StageFeatures(source.build(), cfg.FEATURES.LAYER, cfg.FEATURES.POOL)
 
 
 def _fixmatch_protocol(node: CfgNode) -> str:

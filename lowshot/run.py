@@ -19,6 +19,7 @@ from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core import distributed, records
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.errors import refusals as refused
 from momentum_transfer.core.files import sha256_of_text
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.run_lock import alone_in
@@ -79,6 +80,40 @@ def run(cfg: CfgNode, request: Request) -> list[Score]:
     return new
 
 
+def refusals(
+    cfg: CfgNode, request: Request, source: SourceBackbone | None, opened: dict[str, inputs.Images]
+) -> Iterator[tuple[str, str]]:
+    """(what, reason) of all that `run` would refuse before its compute; ``source``: None for words and unmade weights.
+
+    ``opened``: data sets by their settings, to which those of ``cfg`` are added, so that a plan reads each once.
+    """
+
+    def weights() -> None:
+        _check_weights(request)
+        if source is not None or request.weights in (inputs.PIXELS, inputs.SCRATCH):
+            own, _ = _own_images(cfg, request, source)
+            evaluations.check_network(own, request.command, source)
+
+    def data() -> None:
+        if request.features or request.test_features:
+            _given(request)
+            return
+        images = opened.setdefault(f"{cfg.DATASETS} {cfg.INPUT.IMAGE_SIZE}", inputs.Images(cfg))
+        inputs.check_classes(images.train, images.test)
+        if check := evaluations.CHECKS.get(request.command):
+            check(cfg, images.train.labels, f"{cfg.DATASETS.NAME} {cfg.DATASETS.TRAIN}")
+
+    yield from refused({"settings": lambda: check_settings(cfg), "weights": weights, "data": data})
+
+
+def _check_weights(request: Request) -> None:
+    """InputError for none, or for a word that means nothing to the evaluation."""
+    if not (request.weights or request.features or request.test_features):
+        raise InputError("expected --weights CHECKPOINT, or --features TRAIN.npz with --test-features TEST.npz")
+    if request.weights == (inputs.PIXELS if request.command in ON_IMAGES else inputs.SCRATCH):
+        raise InputError(f"--weights {request.weights} means nothing to {request.command}; see --help")
+
+
 def _lock(cfg: CfgNode, request: Request) -> contextlib.AbstractContextManager[None]:
     """The lock of OUTPUT_DIR if something is written there.
 
@@ -120,11 +155,8 @@ def _prepare(cfg: CfgNode, request: Request) -> tuple[Subject, _Evaluate]:
         subject = Subject({"name": train.name, "sha256": both}, "", test.name, *settings)
         subject = _with_overlap(subject, request, lambda: shared_rows(train.features, test.features))
         return subject, partial(ON_FEATURES[request.command], cfg, train, test)
-    if not request.weights:
-        raise InputError("expected --weights CHECKPOINT, or --features TRAIN.npz with --test-features TEST.npz")
+    _check_weights(request)
     on_images = request.command in ON_IMAGES
-    if request.weights == (inputs.PIXELS if on_images else inputs.SCRATCH):
-        raise InputError(f"--weights {request.weights} means nothing to {request.command}; see --help")
     source = request.source
     if source is None and request.weights not in (inputs.PIXELS, inputs.SCRATCH):
         source = load_backbone(

@@ -17,6 +17,7 @@ from momentum_transfer.core.checkpoints import CheckpointFolder, load
 from momentum_transfer.core.command import Stopped, stop_signals
 from momentum_transfer.core.devices import choose_device, workers_without_measuring
 from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.files import write_text
 from momentum_transfer.core.log import ProgressLine, say
 from momentum_transfer.core.loggers import Metrics
 from momentum_transfer.core.run_lock import alone_in
@@ -108,6 +109,8 @@ def _save(run: Run, checkpoints: CheckpointFolder, step: int) -> None:
 def _loop(run: Run, checkpoints: CheckpointFolder, first: int, stop_after: int | None) -> None:
     """Steps ``first`` to the last; saves on its way, at a signal, and at the end."""
     cfg, plan = run.cfg, run.plan
+    if distributed.is_main():  # as detectors' runs have it: loggers show it
+        write_text(Path(cfg.OUTPUT_DIR) / "config.yaml", dump(cfg))
     model = distribute(run)
     model.train()
     batches = run.batches.from_step(first)

@@ -10,6 +10,7 @@ python tools/convert.py SGD.pth OUT.pth --scale 10                      the norm
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,21 @@ def main(args: argparse.Namespace) -> None:
         _write_report(args.report, error.report)
         raise
     _write_report(args.report, source.report)
+
+
+def refusals(args: argparse.Namespace, shared: Any) -> Iterator[tuple[str, str]]:
+    """(what, reason) of all that ``main`` would refuse before it writes; ``shared``: see `suites.preflight`."""
+    from momentum_transfer.backbones.convert import check_suffix, check_target
+    from momentum_transfer.core.errors import refusals as refused
+
+    options = {"network": args.network, "family": args.family, "trust_pickle": args.trust_pickle}
+    resized = {"architecture": args.arch, "resize_positions": args.resize_positions}
+    shared.make(args.out, args.checkpoint, **options, **resized)
+    shared.read(args.out)
+    if args.norm_rescale:
+        shared.read(args.norm_rescale)
+    out = Path(args.out)
+    yield from refused({"name": lambda: check_suffix(out), "folder": lambda: check_target(out)})
 
 
 def _write_report(path: str | None, report: Any) -> None:

@@ -19,24 +19,30 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.command import above_0, at_least, run_tool
+from momentum_transfer.core.command import above_0, at_least, own_file, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, weights_name
-from momentum_transfer.core.log import say, table
+from momentum_transfer.core.log import say, table, warn
 from momentum_transfer.core.shipped import started, workplace
+from momentum_transfer.core.urls import copy_out
 from momentum_transfer.suites.attempt import Outcome, alone, run_local
-from momentum_transfer.suites.planning import LISTED, expected, plan, read_measured, show_plan
+from momentum_transfer.suites.planning import LISTED, expected, plan, read_measured, select, show_plan
+from momentum_transfer.suites.preflight import OF_THE_MACHINE, Refusals, Shared, preflight, show_refusals
 from momentum_transfer.suites.progress import write_plan
 from momentum_transfer.suites.slurm import OURS, run_slurm
 from momentum_transfer.suites.slurm_queue import largest_node
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job
+from momentum_transfer.tools import convert, lowshot, transfer
 
+#: Tools whose commands are checked before a suite starts.
+TOOLS = {"convert": convert, "lowshot": lowshot, "transfer": transfer}
 #: Files of a task that the report shows.
 _SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")
 
@@ -50,13 +56,15 @@ def main(args: argparse.Namespace) -> None:
     if not args.suite:
         raise InputError("expected --suite YAML, found none; for example --suite configs/suites/quick.yaml")
     suite = load_suite(args.suite)
+    suite = replace(suite, tasks=select(suite.tasks, args.tasks, args.skip))
     output = _from_root(args.output or f"outputs/{suite.name}")
     weights = [_weights_from_root(name) for name in args.weights or suite.weights]
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
     own = ["its own pretrainings"] if suite.sweep else []
     names = ", ".join([*own, *map(weights_name, weights)]) or "no checkpoint"
     say(f"suite {suite.name}: {len(suite.tasks)} tasks for each of {names}; output in {output}")
-    jobs = plan(suite, weights, output, args.preset)
+    shared = Shared()
+    jobs = plan(suite, weights, output, args.preset, shared.backbone)
     _check_pretrainings(suite)
     for name in (name for name in NO_FILES if name in weights):
         if (left_out := len(suite.tasks) - sum(job.weights == name for job in jobs)) > 0:
@@ -66,8 +74,12 @@ def main(args: argparse.Namespace) -> None:
     costs = expected(jobs, gpus, read_measured(args.measured) if args.measured else None)
     if args.dry_run:
         show_plan(jobs, costs, gpus, args.price)
+    _refuse(preflight(jobs, TOOLS, output, shared), elsewhere=args.slurm)
+    if args.dry_run:
         return
-    with alone(output) as lock:
+    from momentum_transfer.core.loggers import suite_run  # here, because it imports torch, which takes seconds
+
+    with alone(output) as lock, suite_run(output):
         suite.write_description(output)
         write_plan(output, jobs, costs)
         if args.slurm:
@@ -76,8 +88,26 @@ def main(args: argparse.Namespace) -> None:
             outcomes = run_local(jobs, parallel=args.jobs or 1, gpus=gpus, lock=lock)
         _show_outcomes(outcomes)
         reported = _report(output, jobs, weights)
+        if args.copy_to:
+            copy_out(output, args.copy_to)
     if not reported or not all(outcome.well for outcome in outcomes):
         raise SystemExit(1)
+
+
+def _refuse(found: Refusals, *, elsewhere: bool) -> None:
+    """Show all refusals; InputError if there are any but, where tasks run elsewhere, of this machine."""
+    if found:
+        show_refusals(found)
+    fatal = {one: jobs for one, jobs in found.items() if not (elsewhere and one[0] in OF_THE_MACHINE)}
+    if found and not fatal:
+        warn(f"refused here for {', '.join(sorted({what for what, _ in found}))}; tasks run elsewhere and go on")
+    if not fatal:
+        return
+    names = list(dict.fromkeys(job.task.name for jobs in fatal.values() for job in jobs))
+    raise InputError(
+        f"expected a plan whose every task can run, found {counted(len(names), 'task')} refused (the table above); "
+        f"correct them, or leave them out: --skip {' '.join(names)}"
+    )
 
 
 def _show_outcomes(outcomes: Sequence[Outcome]) -> None:
@@ -201,6 +231,8 @@ def parser() -> argparse.ArgumentParser:
     add("--weights", nargs="+", default=[], metavar="CKPT",
                       help="checkpoints, run folders, random-of:CKPT, pixels; none if a suite pretrains")  # fmt: skip
     add("--suite", metavar="YAML", help="configs/suites/full.yaml, quick.yaml, smoke.yaml")
+    add("--tasks", nargs="+", default=[], metavar="NAME", help="these alone, and what they need: knn 'mask_rcnn_*'")
+    add("--skip", nargs="+", default=[], metavar="NAME", help="all but these, and what needs them")
     add(
         "--preset",
         nargs="+",
@@ -208,7 +240,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="[CKPT=]NAME",
         help="another paper's settings than the checkpoint's own, for all or one (suites with presets)",
     )
-    add("--output", metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
+    add("--copy-to", metavar="URL", help="copy records and page there at the end: s3://…, whatever fsspec writes")
+    add("--output", type=own_file, metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
     add("--dry-run", action="store_true", help="print the plan with the expected hours and money")
     add("--measured", nargs="+", default=[], metavar="RECORDS", help="records of earlier runs whose hours count")
     add("--price", type=above_0, metavar="MONEY", help="of a GPU hour: the plan shows costs")

@@ -13,12 +13,14 @@ knn, retrieval and svm on the extraction, and rank 0 does the rest.
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.command import own_file, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say
 from momentum_transfer.lowshot.config import EVALUATIONS, get_cfg
@@ -29,9 +31,25 @@ def main(args: argparse.Namespace) -> None:
 
     cfg = load_config(get_cfg(), args.config, [*_own_data(args), *args.overrides])
     say(f"{args.command} of {args.weights or args.features or 'no weights'} on {cfg.DATASETS.NAME}")
-    from momentum_transfer.lowshot.run import Request, run  # here, because it imports torch, which takes seconds
+    from momentum_transfer.lowshot.run import run  # here, because it imports torch, which takes seconds
 
-    run(cfg, Request(**{name: getattr(args, name) for name in Request.__dataclass_fields__ if hasattr(args, name)}))
+    run(cfg, _request(args))
+
+
+def _request(args: argparse.Namespace) -> Any:
+    from momentum_transfer.lowshot.run import Request
+
+    return Request(**{name: getattr(args, name) for name in Request.__dataclass_fields__ if hasattr(args, name)})
+
+
+def refusals(args: argparse.Namespace, shared: Any) -> Iterator[tuple[str, str]]:
+    """(what, reason) of all that ``main`` would refuse before it computes; ``shared``: see `suites.preflight`."""
+    from momentum_transfer.core.settings import load_config
+    from momentum_transfer.lowshot.run import refusals as of_run
+
+    source = shared.read(args.weights, network=args.network, family=args.family, architecture=args.arch)
+    cfg = load_config(get_cfg(), args.config, [*_own_data(args), *args.overrides])
+    yield from of_run(cfg, _request(args), source, shared.data)
 
 
 def _own_data(args: argparse.Namespace) -> list[str]:
@@ -74,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     add("--arch", metavar="TEXT", help="architecture, where it cannot be inferred, or of scratch: timm:NAME")
     add("--features", metavar="TRAIN.npz", default="", help="features made elsewhere, with labels")
     add("--test-features", metavar="TEST.npz", default="")
-    add("--results", type=Path, metavar="FILE", help="default: OUTPUT_DIR/results.jsonl")
+    add("--results", type=own_file, metavar="FILE", help="default: OUTPUT_DIR/results.jsonl")
     add(
         "--verify", action="store_true",
         help="read every image file to know it in the feature cache by content (default: by path, size and time)",

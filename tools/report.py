@@ -13,9 +13,10 @@ if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.core.command import above_0, resamples, run_tool
-from momentum_transfer.core.errors import counted
+from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say
 from momentum_transfer.core.shipped import typed
+from momentum_transfer.core.urls import is_url, local_copy
 
 
 def main(args: argparse.Namespace) -> None:
@@ -23,6 +24,9 @@ def main(args: argparse.Namespace) -> None:
     from momentum_transfer.report.page import make_report, page_name, write_report  # here: matplotlib takes a second
     from momentum_transfer.report.read_inputs import read_methods
 
+    if is_url(args.results[0]) and not args.out:
+        raise InputError(f"expected --out FILE.html with records at a URL, found {args.results[0]} alone; add it")
+    args.results = [str(local_copy(name, records=True)) if is_url(name) else name for name in args.results]
     out = page_name(args.out or Path(args.results[0]).parent / "report.html")
     report = make_report(
         args.results, args.runs, command=typed(["tools/report.py", *sys.argv[1:]]), title=args.title,
@@ -40,7 +44,7 @@ def main(args: argparse.Namespace) -> None:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("results", nargs="+", metavar="RESULTS.jsonl", help="records that the evaluating tools wrote")
+    add("results", nargs="+", metavar="RESULTS.jsonl", help="records of evaluating tools; URLs too")
     add("--runs", nargs="*", default=[], metavar="DIR", help="OUTPUT_DIRs: curves, images, conversion")
     add("--out", metavar="FILE.html", help="default: report.html beside the first results file")
     add(

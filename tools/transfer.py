@@ -13,34 +13,26 @@ Your own set, in COCO's JSON, VOC's XML or YOLO's text (docs/tutorial.md):
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.command import own_file, run_tool
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say
 
 
 def main(args: argparse.Namespace) -> None:
     say(f"reading {args.config}")  # before torch is imported, which takes seconds
-    from momentum_transfer.backbones.build import parse_architecture
     from momentum_transfer.transfer.config import check_settings
-    from momentum_transfer.transfer.own_settings import OwnSource, architecture_settings, load_for
-    from momentum_transfer.transfer.run import Request, run
+    from momentum_transfer.transfer.run import run
     from momentum_transfer.transfer.tasks import open_task
 
-    options = [("ENGINE", args.engine), ("TRIALS", args.trials)]
-    overrides = [word for key, value in options if value is not None for word in (key, str(value))]
-    if args.arch is not None:
-        overrides += ["MODEL.BACKBONE.ARCH", ""]  # a ResNet, too, replaces the config's other network
-        overrides += [word for one in architecture_settings(parse_architecture(args.arch)) for word in one.words]
-    source = OwnSource(args.train, args.val, args.split, args.title, args.images)
-    overrides += ["FEW_SHOT.NOVEL", repr(args.novel)] if args.novel else []
-    overrides += args.overrides
-    cfg, opened = load_for(args.config, overrides, source, weights=args.weights or "", resume=args.resume)
-    weights = args.weights or cfg.MODEL.WEIGHTS
+    cfg, opened, request = _resolved(args)
+    weights = request.weights
     say(f"{cfg.MODEL.META_ARCHITECTURE} from {weights or 'no weights'}; output in {cfg.OUTPUT_DIR}")
     if args.check_data:
         check_settings(cfg)
@@ -49,8 +41,43 @@ def main(args: argparse.Namespace) -> None:
         return
     if not weights:
         raise InputError("expected --weights FILE; convert a checkpoint with tools/convert.py, or give --weights none")
-    request = Request(weights, args.results, args.resume, args.eval_only, args.forbid_overlap, args.minutes)
     run(cfg, request, opened)
+
+
+def _resolved(args: argparse.Namespace, source: Any = None) -> tuple[Any, Any, Any]:
+    """Settings, what was opened to find them, and the request; ``source``: the weights, where they were read."""
+    from momentum_transfer.backbones.build import parse_architecture
+    from momentum_transfer.transfer.own_settings import OwnSource, architecture_settings, load_for
+    from momentum_transfer.transfer.run import Request
+
+    options = [("ENGINE", args.engine), ("TRIALS", args.trials)]
+    overrides = [word for key, value in options if value is not None for word in (key, str(value))]
+    if args.arch is not None:
+        overrides += ["MODEL.BACKBONE.ARCH", ""]  # a ResNet, too, replaces the config's other network
+        overrides += [word for one in architecture_settings(parse_architecture(args.arch)) for word in one.words]
+    own = OwnSource(args.train, args.val, args.split, args.title, args.images)
+    overrides += ["FEW_SHOT.NOVEL", repr(args.novel)] if args.novel else []
+    overrides += args.overrides
+    cfg, opened = load_for(args.config, overrides, own, weights=args.weights or "", resume=args.resume, read=source)
+    weights = args.weights or cfg.MODEL.WEIGHTS
+    request = Request(weights, args.results, args.resume, args.eval_only, args.forbid_overlap, args.minutes)
+    return cfg, opened, request
+
+
+def refusals(args: argparse.Namespace, shared: Any) -> Iterator[tuple[str, str]]:
+    """(what, reason) of all that ``main`` would refuse before it trains; ``shared``: see `suites.preflight`."""
+    from momentum_transfer.transfer.initial_weights import read_source
+    from momentum_transfer.transfer.run import disk_space
+    from momentum_transfer.transfer.run import refusals as of_run
+
+    source = shared.read(args.weights or "", read_source)
+    if source is None:
+        args.weights = ""
+    cfg, _, request = _resolved(args, source)
+    found = list(of_run(cfg, request, source, shared.data))
+    yield from found
+    if not found:
+        shared.space += disk_space(cfg)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -71,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     add("--eval-only", action="store_true", help="score the detector in --weights without training")
     add("--resume", action="store_true", help="go on with a training that was stopped")
     add("--trials", type=int, help="how many seeds (default: the config's TRIALS)")
-    add("--results", type=Path, help="where records go (default: OUTPUT_DIR/results.jsonl)")
+    add("--results", type=own_file, help="where records go (default: OUTPUT_DIR/results.jsonl)")
     add(
         "--forbid-overlap", action="store_true",
         help="refuse test images that are, byte for byte, among the training images (default: a warning)",

@@ -64,6 +64,7 @@ def load_for(
     *,
     weights: str = "",
     resume: bool = False,
+    read: InitialWeights | SourceBackbone | None = None,
 ) -> tuple[CfgNode, Opened]:
     """Settings of a config file with what follows from the data, the machine and the weights; each is logged.
 
@@ -71,6 +72,7 @@ def load_for(
         file: a config. overrides: KEY VALUE pairs, which win over what follows from the data.
         source: a custom set, instead of DATASETS.TRAIN and TEST.
         weights: value of --weights; with FIT_TO_DATA the ResNet's depth is that of the weights.
+        read: the weights, where they were read already.
         resume: the fitted settings are those of the run in OUTPUT_DIR, where there is one.
 
     A segmenter's settings also follow from custom label PNGs where the config's crops do not fit into them.
@@ -106,9 +108,8 @@ def load_for(
         found = settings_of_data(cfg, task.sets())
     if task is not None and (cfg.FIT_TO_DATA or crops_fail):
         found += _fitted(cfg, task.train, overrides[::2], resume)
-    read: InitialWeights | SourceBackbone | None = None
     if cfg.FIT_TO_DATA and "MODEL.BACKBONE.ARCH" not in given and weights and weights.lower() != NONE:
-        read = read_source(weights)
+        read = read or read_source(weights)
         if isinstance(read, SourceBackbone):  # a detector's file does not name its network
             found += architecture_settings(read.architecture)
     for one in found:

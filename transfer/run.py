@@ -2,22 +2,26 @@
 
 import functools
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from fvcore.common.config import CfgNode
 
+from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core import records
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.distributed import any_rank, barrier, is_main, process_group, world_size
 from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.errors import refusals as refused
 from momentum_transfer.core.files import weights_name, write_text
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.run_lock import alone_in
 from momentum_transfer.core.settings import dump, keep
 from momentum_transfer.transfer import any_backbone
-from momentum_transfer.transfer.config import check_settings, decisive, identity
+from momentum_transfer.transfer.config import check_settings, decisive, identity, task_name
 from momentum_transfer.transfer.cost import cost_of, estimate
 from momentum_transfer.transfer.data.annotations import file_stem
 from momentum_transfer.transfer.data.few_shot import draw_of
@@ -37,8 +41,11 @@ from momentum_transfer.transfer.initial_weights import (
 )
 from momentum_transfer.transfer.own_settings import Opened, kept_schedule, timed_schedule
 from momentum_transfer.transfer.predictions import Predictions
-from momentum_transfer.transfer.tasks import open_task
+from momentum_transfer.transfer.tasks import Task, open_task
+from momentum_transfer.transfer.tasks.task import check_count
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
+from momentum_transfer.transfer.torchvision_engine.detectors import Detector, check_fits
+from momentum_transfer.transfer.torchvision_engine.engine import build
 from momentum_transfer.verdicts.outcomes import in_groups
 
 #: Iterations from which on a few timed steps are a small part of the run.
@@ -81,6 +88,48 @@ def run(cfg: CfgNode, request: Request, opened: Opened | None = None) -> None:
             barrier()
 
 
+def refusals(
+    cfg: CfgNode, request: Request, source: InitialWeights | SourceBackbone | None, opened: dict[str, Task[Any]]
+) -> Iterator[tuple[str, str]]:
+    """(what, reason) of all that `run` would refuse before its first step; ``source``: None for yet unmade weights.
+
+    ``opened``: data sets by their settings, to which those of ``cfg`` are added, so that a plan reads each once.
+    """
+
+    def weights() -> None:
+        if source is not None:
+            _check_fit(cfg, read_initial(request.weights, cfg, source))
+
+    def data() -> None:
+        key = f"{task_name(cfg)} {cfg.DATASETS} {request.eval_only}"
+        task = opened[key] = opened.get(key) or open_task(cfg, training=not request.eval_only)
+        for one in task.sets():
+            check_count(cfg, one)
+
+    engine = functools.partial(choose_engine, cfg.ENGINE, cfg)
+    yield from refused({"settings": lambda: check_settings(cfg), "engine": engine, "weights": weights, "data": data})
+
+
+def _check_fit(cfg: CfgNode, initial: InitialWeights) -> None:
+    """InputError unless the weights are those of the config's network."""
+    of_fewer_classes = bool(initial.detector and cfg.FEW_SHOT.NOVEL)  # these the data tell
+    if unsupported(cfg) is None and not of_fewer_classes:  # what Detectron2 alone builds, it alone can check
+        check_fits(_without_memory(cfg), initial)
+
+
+def _without_memory(cfg: CfgNode) -> Detector:
+    with torch.device("meta"):
+        return build(cfg)
+
+
+def disk_space(cfg: CfgNode) -> int:
+    """Bytes that all trials of a config leave: the detector, and its last checkpoint with the optimizer's moments."""
+    if unsupported(cfg) is not None:
+        return 0
+    numbers = sum(tensor.numel() for tensor in _without_memory(cfg).state_dict().values())
+    return cfg.TRIALS * 4 * numbers * (4 if cfg.SOLVER.OPTIMIZER == "AdamW" else 3)
+
+
 def _resolve(cfg: CfgNode, request: Request, engine: Engine, opened: Opened) -> "_Command":
     """Read the weights, then open the data, which may take minutes; what can be refused is refused before."""
     if request.eval_only and request.weights.lower() == NONE:
@@ -99,6 +148,7 @@ def _resolve(cfg: CfgNode, request: Request, engine: Engine, opened: Opened) -> 
             f"expected a trained detector (model_final.pth) with --eval-only, found the backbone {initial.name}; give "
             "what a fine-tuning left"
         )
+    _check_fit(cfg, initial)
     if not (request.eval_only or request.resume):
         for trial in range(cfg.TRIALS):
             if to_time or not _is_done(cfg, request, engine, initial, trial):

@@ -1,4 +1,4 @@
-"""A file of the Hub on this disk: from a mirror folder, from huggingface_hub's cache, or over the network.
+"""A file of the Hub, or of a URL, on this disk: from a mirror, from huggingface_hub's cache, or over the network.
 
 Names are ``hf:org/name[@revision][:file]``. ``$MOMENTUM_TRANSFER_HUB`` names a mirror, a folder with a repository as
 ``org/name/`` (a revision of it as ``org/name@revision/``), for machines without a network. Without it huggingface_hub
@@ -16,6 +16,7 @@ from momentum_transfer.core import machine
 from momentum_transfer.core.errors import InputError, extra, shown
 from momentum_transfer.core.files import HUB
 from momentum_transfer.core.log import say
+from momentum_transfer.core.urls import is_url, local_copy
 
 _FORM = "hf:org/name[@revision][:file]"
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9_-])?"
@@ -57,11 +58,13 @@ PURPOSE = "weights of the Hub"
 
 
 def local_file(weights: str | Path) -> Path:
-    """The local copy of ``hf:org/name[@revision][:file]``, fetched if need be.
+    """The local copy of ``hf:org/name[@revision][:file]``, or of a URL, fetched if need be.
 
     Raises:
         InputError: no such name, repository, revision or file; several files to choose from; no network and no copy.
     """
+    if is_url(weights):
+        return local_copy(str(weights))
     name = parse(weights)
     if (folder := mirror()) is not None:
         return _mirrored(folder, name)
@@ -70,6 +73,8 @@ def local_file(weights: str | Path) -> Path:
 
 def origin(weights: str | Path, file: Path) -> str:
     """Where ``file``, the local copy of ``weights``, comes from, with the commit where the cache knows it."""
+    if is_url(weights):
+        return str(weights)
     name, parts = parse(weights), file.parts
     if "snapshots" in parts[:-2]:
         place = len(parts) - 1 - parts[::-1].index("snapshots")

@@ -170,8 +170,8 @@ def _hints(
 
 
 def checkpoint_file(path: str | Path) -> Path:
-    """``path`` itself; the local copy of ``hf:org/name…``; the ``last`` checkpoint of a run folder; of another folder
-    the first of ``_EXPORTED``."""
+    """``path`` itself; the local copy of ``hf:org/name…`` or a URL; the ``last`` checkpoint of a run folder; of another
+    folder the first of ``_EXPORTED``."""
     if is_hub_name(path):
         return hub.local_file(path)
     path = Path(path)

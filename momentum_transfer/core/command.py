@@ -17,6 +17,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from pathlib import Path
 from types import FrameType
 
 from momentum_transfer.core.errors import (
@@ -234,6 +235,14 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def own_file(text: str) -> Path:
+    """Argument type of a file or folder that a run writes, which is none at a URL."""
+    if "://" in text:
+        reason = "a URL has no locks, renaming and appending, so that no stopped run could resume"
+        raise argparse.ArgumentTypeError(f"expected a path, found {text}: {reason}; see evaluate --copy-to")
+    return Path(text)
 
 
 def at_least(least: int, of: str = "a whole number") -> Callable[[str], int]:

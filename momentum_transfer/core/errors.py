@@ -9,6 +9,7 @@ import importlib
 import os
 import re
 import reprlib
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -127,8 +128,8 @@ def first_to_say(text: str) -> bool:
 
 
 #: module -> extra of pyproject.toml
-EXTRAS = {"lvis": "lvis", "submitit": "slurm", "tensorboard": "tensorboard", "wandb": "wandb", "timm": "timm",
-          "huggingface_hub": "hub", "lightly": "upstream", "onnx": "export", "onnxscript": "export",
+EXTRAS = {"lvis": "lvis", "submitit": "slurm", "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow",
+          "timm": "timm", "huggingface_hub": "hub", "lightly": "upstream", "onnx": "export", "onnxscript": "export",
           "onnxruntime": "export"}  # fmt: skip
 
 #: modules that come with the project itself
@@ -142,6 +143,19 @@ def extra(module: str, purpose: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise InputError(f"{purpose}: {missing_package(module)}") from error
+
+
+def refusals(checks: Mapping[str, Callable[[], object]]) -> Iterator[tuple[str, str]]:
+    """(name, reason) of every check that raises InputError or lacks a package that an extra brings."""
+    for name, check in checks.items():
+        try:
+            check()
+        except InputError as error:
+            yield name, str(error)
+        except ModuleNotFoundError as error:
+            if (reason := missing_package(error.name or "")) is None:
+                raise
+            yield name, reason
 
 
 def missing_package(module: str) -> str | None:

@@ -172,8 +172,8 @@ def sha256_of_text(text: str) -> str:
 
 
 def is_hub_name(weights: str | Path) -> bool:
-    """Whether the text names a file on the Hub, and no path."""
-    return str(weights).startswith(HUB)
+    """Whether the text names a file on the Hub or at a URL (``core.urls``), and no path."""
+    return str(weights).startswith(HUB) or "://" in str(weights)
 
 
 def is_made(weights: str | Path) -> bool:

@@ -1,8 +1,9 @@
-"""The metrics of a training: one JSON object a line in ``metrics.jsonl``, TensorBoard, and Weights & Biases if asked.
+"""The metrics of a training: a JSON object a line in ``metrics.jsonl``, TensorBoard, Weights & Biases and MLflow.
 
 TensorBoard writes ``tensorboard/`` in the run's folder wherever it is installed (extra ``tensorboard``). Weights &
-Biases (extra ``wandb``) is switched on by its environment variable ``WANDB_PROJECT``; its others hold too, such as
-``WANDB_MODE=offline``. A resumed training continues the same run of both. ``step`` is the number of steps done.
+Biases (extra ``wandb``) and MLflow (extra ``mlflow``) are switched on by their environment variables ``WANDB_PROJECT``
+and ``MLFLOW_TRACKING_URI``; their others hold too, such as ``WANDB_MODE=offline``. A resumed training continues the
+same run of each. ``step`` is the number of steps done.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.core import distributed
+from momentum_transfer.core import distributed, records
 from momentum_transfer.core.errors import InputError, extra, one_line
 from momentum_transfer.core.files import append_whole, naming, write_text
+from momentum_transfer.core.log import warn
+from momentum_transfer.core.settings import flat
 from momentum_transfer.core.untrusted import read_mapping
 
 #: Environment variable that switches Weights & Biases on.
@@ -36,7 +41,7 @@ class _TensorBoard:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         self._writer.close()
 
 
@@ -63,8 +68,104 @@ class _WeightsAndBiases:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({"step": step, **metrics})
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         self._run.finish()
+
+
+#: Environment variables: MLflow's store, which switches it on; and the suite's run, whose children the tasks' runs are.
+_STORE, _PARENT = "MLFLOW_TRACKING_URI", "MOMENTUM_TRANSFER_MLFLOW_PARENT"
+#: Holds the identifier of a folder's MLflow run.
+_MLFLOW_RUN = "mlflow_run.txt"
+#: What MLflow's names of metrics may not hold.
+_OUTSIDE_NAMES = re.compile(r"[^\w\-. :/]", re.ASCII)
+
+
+class _MLflow:
+    """A run in MLflow's store. What the store does not take is sent again at the end: the training goes on."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        mlflow = extra("mlflow", f"{_STORE} is set")
+        self._folder, self._entities, self._lost = folder, mlflow.entities, False
+        self._waiting: list[Any] = []
+        kept = folder / _MLFLOW_RUN
+        try:
+            self.client = mlflow.MlflowClient()
+            if first_step and kept.is_file():
+                self.id = kept.read_text(encoding="utf-8").strip()
+                self.client.update_run(self.id, status="RUNNING")
+            else:
+                self.id = self._begin()
+                write_text(kept, f"{self.id}\n")
+        except mlflow.exceptions.MlflowException as error:
+            raise InputError(
+                f"{_STORE} is set, but MLflow's run cannot begin or go on: {one_line(error, 200)}; unset it, keep the "
+                f"metrics on this machine with {_STORE}=sqlite:///mlflow.db, or remove {kept} to begin another run"
+            ) from error
+
+    def _begin(self) -> str:
+        """A new run with the folder's settings as parameters, a hundred a request as MLflow's REST API allows."""
+        name, parent = os.environ.get("MLFLOW_EXPERIMENT_NAME", "momentum-transfer"), os.environ.get(_PARENT)
+        found = self.client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self.client.create_experiment(name)
+        tags = {"mlflow.parentRunId": parent} if parent else {}
+        title = "/".join(self._folder.resolve().parts[-2:])  # CHECKPOINT/TASK of a suite
+        run: str = self.client.create_run(experiment, tags=tags, run_name=title).info.run_id
+        settings = [self._entities.Param(key, str(value)[:500]) for key, value in flat(_settings(self._folder))]
+        for start in range(0, len(settings), 100):
+            self.client.log_batch(run, params=settings[start : start + 100])
+        return run
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            key = _OUTSIDE_NAMES.sub("_", name)
+            self._waiting.append(self._entities.Metric(key, value, int(1000 * time.time()), step))
+        if not self._lost:
+            self._send()
+
+    def _send(self, *files: Path) -> None:
+        try:
+            while self._waiting:  # a thousand is the most of a request
+                self.client.log_batch(self.id, metrics=self._waiting[:1000])
+                del self._waiting[:1000]
+            for file in files:
+                self.client.log_artifact(self.id, str(file))
+        except Exception as error:  # of whichever store it is
+            self._lost = True
+            warn(f"MLflow: {one_line(error, 200)}; nothing is lost: metrics and records are in {self._folder} too")
+
+    def close(self, *, failed: bool = False, files: Sequence[str] = ("config.yaml", "metrics.jsonl")) -> None:
+        self._send(*(self._folder / name for name in files if (self._folder / name).is_file()))
+        with contextlib.suppress(Exception):  # `_send` has said it
+            self.client.set_terminated(self.id, "FAILED" if failed else "FINISHED")
+
+
+@contextlib.contextmanager
+def suite_run(folder: Path) -> Iterator[None]:
+    """Where MLflow is switched on: one run for a suite's folder, whose children the runs of tasks in the block are.
+
+    At the end it gets the new records as metrics, repetitions as steps, with ``results.jsonl`` and the page. The same
+    suite, run again, goes on in it.
+    """
+    if not os.environ.get(_STORE):
+        yield
+        return
+    run, results = _MLflow(folder, first_step=1), folder / "results.jsonl"
+    logged = int(run.client.get_run(run.id).data.metrics.get("records", 0))
+    os.environ[_PARENT] = run.id
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        del os.environ[_PARENT]
+        found = records.read(results)[0] if results.is_file() else []
+        for record in found[logged:]:
+            about = (record["checkpoint"].get("name"), record.get("network"), record["task"], record.get("protocol"))
+            name = "/".join(str(one) for one in (*about, record["metric"]) if one)
+            value = math.nan if record["value"] is None else record["value"]
+            run.write(int(record.get("trial") or 0), {name: value})
+        run.write(0, {"records": len(found)})
+        run.close(failed=failed, files=(results.name, "report.html"))
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -74,18 +175,20 @@ def _settings(folder: Path) -> dict[str, Any]:
         return {}
 
 
-Logger = _TensorBoard | _WeightsAndBiases
-"""Receives metrics by ``write(step, metrics)``; ``close()`` writes what is left."""
+Logger = _TensorBoard | _WeightsAndBiases | _MLflow
+"""Receives metrics by ``write(step, metrics)``; ``close()`` writes what is left, of a ``failed`` run too."""
 
 
 def open_loggers(folder: str | Path, first_step: int = 0) -> list[Logger]:
     """The loggers of a run in ``folder``, for rank 0 only; what was logged after ``first_step`` is dropped.
 
-    Raises InputError if Weights & Biases is asked for and not installed, not logged in, or not reachable.
+    Raises InputError if Weights & Biases or MLflow is asked for and not installed, not logged in, or not reachable.
     """
     opened: list[Logger] = []
     if os.environ.get(_PROJECT):
         opened.append(_WeightsAndBiases(Path(folder), first_step))
+    if os.environ.get(_STORE):
+        opened.append(_MLflow(Path(folder), first_step))
     with contextlib.suppress(ImportError):
         opened.append(_TensorBoard(Path(folder), first_step))
     return opened
@@ -126,7 +229,7 @@ class Metrics:
         # Report what ended the block, not that the loggers meet the same full disk.
         with contextlib.suppress(OSError) if error is not None else naming(self.path.parent):
             for logger in self._loggers:
-                logger.close()
+                logger.close(failed=error is not None)
 
 
 def read(path: str | Path, before: int | None = None) -> list[dict[str, Any]]:

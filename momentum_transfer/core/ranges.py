@@ -194,7 +194,9 @@ class PathName(Rule):
     needed: bool = False
 
     def holds(self, value: Any) -> bool:
-        if not isinstance(value, str) or "\0" in value or (self.needed and not value.strip()):
+        if not isinstance(value, str) or "\0" in value:
+            return False
+        if self.needed and (not value.strip() or "://" in value):  # no URL has the locks and renaming of a run's folder
             return False
         try:
             encoded = os.fsencode(value)
@@ -203,7 +205,7 @@ class PathName(Rule):
         return len(encoded) < 4096 and all(len(part) <= 255 for part in encoded.split(b"/"))
 
     def __str__(self) -> str:
-        return ("as a path" if self.needed else "as a path or ''") + " (at most 255 bytes a name, no NUL)"
+        return ("as a path, no URL" if self.needed else "as a path or ''") + " (at most 255 bytes a name, no NUL)"
 
     def plural(self) -> str:
         return "names or paths"

@@ -90,7 +90,7 @@ def learned_settings(text: str) -> dict[str, Any]:
         tree = parse_mapping(text, "a checkpoint")
     except InputError as error:
         raise InputError("expected the settings of a pretraining run as a YAML mapping, found other text") from error
-    return {key: value for key, value in _flat(tree) if key not in FREE_IN_PRETRAINING}
+    return {key: value for key, value in flat(tree) if key not in FREE_IN_PRETRAINING}
 
 
 def pretraining_hash(text: str) -> str:
@@ -98,10 +98,11 @@ def pretraining_hash(text: str) -> str:
     return sha256_of_text(repr(sorted(learned_settings(text).items())))[:12]
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of nested settings with their values."""
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -140,7 +141,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
 
 def keys_of(cfg: CfgNode) -> Iterator[str]:
     """The dotted key of every setting, sections left out."""
-    return (key for key, _ in _flat(cfg))
+    return (key for key, _ in flat(cfg))
 
 
 def config_files(file: str | Path) -> list[Path]:

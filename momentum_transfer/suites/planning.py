@@ -4,11 +4,15 @@ A job's key changes with its command, weights and config files. GPU hours of a t
 held, all attempts together.
 """
 
+import contextlib
+import difflib
+import fnmatch
 import itertools
 import json
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -20,19 +24,56 @@ from momentum_transfer.core.log import say, table
 from momentum_transfer.core.records import read
 from momentum_transfer.core.settings import config_files
 from momentum_transfer.core.shipped import COMMAND, find_config, typed, workplace
+from momentum_transfer.core.untrusted import read_mapping
 from momentum_transfer.suites.attempt import full_command
 from momentum_transfer.suites.suite import Suite, read_choices, words_of
 from momentum_transfer.suites.sweep import Pretraining
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job, Task, fill, split
 
 
-def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path, presets: Sequence[str] = ()) -> list[Job]:
+def select(tasks: Sequence[Task], wanted: Sequence[str] = (), skipped: Sequence[str] = ()) -> tuple[Task, ...]:
+    """The tasks that a pattern of ``wanted`` names (``eman_*``; all without one) and those that they need, less those
+    of ``skipped`` and those that need these; logs both. InputError for a pattern that names none, or if none is left.
+    """
+    names = [task.name for task in tasks]
+    out = _matching(skipped, names, "--skip")
+    asked = _matching(wanted, names, "--tasks") if wanted else set(names)
+    for task in tasks:  # needs come before
+        if not out.isdisjoint(task.needs):
+            out.add(task.name)
+    kept = asked - out
+    for task in reversed(tasks):
+        if task.name in kept:
+            kept.update(task.needs)
+    if wanted and (added := [name for name in names if name in kept - asked]):
+        say(f"taken too, because others need them: {', '.join(added)}")
+    if skipped and (gone := [name for name in names if name in out]):
+        say(f"left out, with those that need them: {', '.join(gone)}")
+    if not kept:
+        raise InputError(f"expected --tasks and --skip to leave a task, found none of {', '.join(names)} left")
+    return tuple(task for task in tasks if task.name in kept)
+
+
+def _matching(patterns: Sequence[str], names: Sequence[str], option: str) -> set[str]:
+    found: set[str] = set()
+    for pattern in patterns:
+        if not (new := fnmatch.filter(names, pattern)):
+            near = ", ".join(difflib.get_close_matches(pattern.strip("*?"), names, n=3, cutoff=0))
+            raise InputError(f"expected {option} of the suite's tasks, found {pattern!r}; the nearest names are {near}")
+        found.update(new)
+    return found
+
+
+def plan(
+    suite: Suite, checkpoints: Sequence[str], output: str | Path, presets: Sequence[str] = (),
+    read: Callable[[str], Any] | None = None,
+) -> list[Job]:  # fmt: skip
     """The jobs of the suite's own pretrainings and of every checkpoint; ``NO_FILES`` have no tasks that convert.
 
-    ``presets``: ``PRESET`` or ``CHECKPOINT=PRESET`` instead of the checkpoint's own. InputError if a checkpoint or a
-    config file is missing, two checkpoints have the same name, or there are none.
+    ``presets``: ``PRESET`` or ``CHECKPOINT=PRESET`` instead of the checkpoint's own. ``read``: see ``words_of``.
+    InputError if a checkpoint or a config file is missing, two checkpoints have the same name, or there are none.
     """
-    planner = _Planner(suite, Path(output))
+    planner = _Planner(suite, Path(output), read)
     own = []  # the suite's pretrainings, each with its checkpoints: name -> weights
     if sweep := suite.sweep:
         for run in sweep.runs():
@@ -66,6 +107,7 @@ class _Planner:
 
     suite: Suite
     output: Path
+    read: Callable[[str], Any] | None = None
     chosen: dict[str, str] = field(default_factory=dict)
     hashes: dict[str, list[str]] = field(default_factory=dict)
 
@@ -83,7 +125,7 @@ class _Planner:
         """The tasks of one checkpoint; one that is still to be trained is known by its pretraining's key."""
         digest = pretraining.key if pretraining else _hash_of(weights)
         readable = pretraining is None and weights not in NO_FILES
-        preset = words_of(self.suite.presets, weights if readable else None, name, self.chosen)
+        preset = words_of(self.suite.presets, weights if readable else None, name, self.chosen, self.read)
         jobs: dict[str, Job] = {}
         for task in self.suite.tasks:
             converts = any(place in task.command for place in ("{converted}", "{rescaled}"))
@@ -152,15 +194,16 @@ def expected(
     """What each job, by title, is expected to cost, from ``read_measured``'s hours and ``gpus`` for distributed tasks.
 
     A job that is done costs nothing more; one that ended well under other settings, or whose task ended well for
-    another checkpoint of this suite, costs what that did (the median of several); else what records elsewhere show for
-    a task with the same configs; else what the suite says.
+    another checkpoint of this suite, costs what that did (the median of several); else the iterations of its config at
+    the step that a training with the same configs, ended or not, had on this machine; else what records elsewhere show
+    for a task with the same configs; else what the suite says.
     """
     own = {job.title: _measured_in(job.state()) for job in jobs}
     of_task: dict[str, list[tuple[float, float]]] = {}
     for job in jobs:
         if (cost := own[job.title]) is not None:
             of_task.setdefault(job.task.name, []).append(cost)
-    costs = {}
+    costs, steps = {}, _by_steps(jobs)
     for job in jobs:
         elsewhere = (measured or {}).get(_configs_of(job.command))
         if job.done():
@@ -169,6 +212,8 @@ def expected(
             source = "measured"
         elif others := of_task.get(job.task.name):
             cost, source = _medians(others), "measured, others"
+        elif step := steps.get(_configs_of(job.command)):
+            cost, source = step, "measured step"
         elif elsewhere is not None:
             cost, source = elsewhere, "records"
         elif gpu_hours := job.task.gpu_hours:
@@ -189,6 +234,29 @@ def _measured_in(state: Mapping[str, Any]) -> tuple[float, float] | None:
         return None
     hours = state["seconds"] / 3600
     return hours * int(state.get("gpus", 0) or 0), hours
+
+
+def _by_steps(jobs: Sequence[Job]) -> dict[str, tuple[float, float]]:
+    """Configs of a command -> (GPU hours, hours) of its iterations, by the median step of trainings on this machine."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for job in jobs:
+        state = job.state()
+        for file in job.folder.glob("**/metrics.jsonl") if state.get("host") == socket.gethostname() else ():
+            from momentum_transfer.core.loggers import read as read_metrics  # imports torch, which takes seconds
+
+            with contextlib.suppress(InputError, LookupError, TypeError, ValueError):  # it has no seconds yet, or never
+                hours = _hours_by_step(read_metrics(file), read_mapping(file.with_name("config.yaml")))
+                found.setdefault(_configs_of(job.command), []).append((hours * int(state.get("gpus", 0)), hours))
+    return {configs: _medians(costs) for configs, costs in found.items()}
+
+
+def _hours_by_step(lines: Sequence[Mapping[str, Any]], cfg: Mapping[str, Any]) -> float:
+    """Hours of all iterations of a detector's or a pretraining's settings at the median of the logged steps."""
+    timed = [line for line in lines if "seconds" in line]
+    seconds, solver, last = median(line["seconds"] for line in timed), cfg["SOLVER"], timed[-1]
+    if "MAX_ITER" in solver:
+        return seconds * solver["MAX_ITER"] * cfg["TRIALS"] / 3600
+    return seconds * (solver["STEPS"] or solver["EPOCHS"] * last["step"] / last["epoch"]) / 3600
 
 
 def _configs_of(command: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ import contextlib
 import difflib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,10 +68,14 @@ def preset_of(family: str, metadata: Mapping[str, str]) -> tuple[str, str]:
     return OF_FAMILY.get(family, ""), f"family {family}"
 
 
-def words_of(presets: Presets, weights: str | None, name: str, chosen: Mapping[str, str]) -> Mapping[str, str]:
+def words_of(
+    presets: Presets, weights: str | None, name: str, chosen: Mapping[str, str],
+    read: Callable[[str], Any] | None = None,
+) -> Mapping[str, str]:  # fmt: skip
     """The arguments of a checkpoint's preset, place by place; logs which preset it is and why.
 
-    ``weights``: None if there is none to read (yet). ``chosen``: as :func:`read_choices` returns it.
+    ``weights``: None if there is none to read (yet). ``chosen``: as :func:`read_choices` returns it. ``read``: what
+    gives a file's ``SourceBackbone``, or raises InputError (None: ``load_backbone``).
     """
     if not presets:
         return {}
@@ -82,7 +86,9 @@ def words_of(presets: Presets, weights: str | None, name: str, chosen: Mapping[s
             from momentum_transfer.backbones.read import load_backbone  # imports torch, which takes seconds
 
             try:
-                source = load_backbone(weights.removeprefix(RANDOM_OF))  # at random is measured as the checkpoint is
+                source = (read or load_backbone)(
+                    weights.removeprefix(RANDOM_OF)
+                )  # at random is measured as the checkpoint is
                 preset, why = preset_of(source.family, source.metadata)
             except InputError as error:  # what cannot be read stops its own tasks, not the plan of all
                 why = str(error).partition("\n")[0]

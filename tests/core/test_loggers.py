@@ -1,13 +1,16 @@
-"""Metrics are whole lines, and reach TensorBoard and Weights & Biases."""
+"""Metrics are whole lines, and reach TensorBoard, Weights & Biases and MLflow."""
 
 import json
+import math
+import os
 import sys
 import types
 
 import pytest
 
+from momentum_transfer.core import records
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.loggers import Metrics, open_loggers, read
+from momentum_transfer.core.loggers import Metrics, open_loggers, read, suite_run
 
 
 @pytest.fixture
@@ -82,6 +85,113 @@ def test_a_project_without_the_package_says_which_extra_to_install(tmp_path, mon
     monkeypatch.setitem(sys.modules, "wandb", None)  # as where it is not installed
     with pytest.raises(InputError, match=r'WANDB_PROJECT is set: .*pip install "momentum-transfer\[wandb\]"'):
         Metrics(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    """A real store's folder: SQLite makes its tables once, which takes seconds."""
+    return tmp_path_factory.mktemp("mlflow")
+
+
+@pytest.fixture
+def store(database, monkeypatch):
+    """The client of the real store."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}/mlflow.db")
+    monkeypatch.chdir(database)  # artifacts of the default experiment go to ./mlruns
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    return mlflow.MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+
+
+def in_store(store, run):
+    """{step: {name: value}} of all metrics of a run."""
+    found = {}
+    for name in store.get_run(run).data.metrics:
+        for metric in store.get_metric_history(run, name):
+            found.setdefault(metric.step, {})[name] = None if math.isnan(metric.value) else metric.value
+    return found
+
+
+def test_mlflows_store_holds_every_metric_the_settings_and_the_files_and_a_resumed_training_goes_on(store, tmp_path):
+    folder = tmp_path / "suite" / "m2" / "linear"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("SOLVER: {BASE_LR: 0.1, STEPS: [1, 2]}\n")
+    with Metrics(folder) as metrics:
+        metrics.write(1, {"loss": 0.5})
+        metrics.write(2, {"loss": 0.25, "lr": 0.1, "top1 (k=5)": float("nan")})
+    run = (folder / "mlflow_run.txt").read_text().strip()
+    assert store.get_run(run).info.status == "FINISHED"
+    with pytest.raises(KeyError), Metrics(folder, first_step=2) as metrics:
+        metrics.write(3, {"loss": 0.125})
+        raise KeyError("broken")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    renamed = {
+        line.pop("step"): {key.replace("(k=5)", "_k_5_"): value for key, value in line.items()} for line in lines
+    }
+    assert in_store(store, run) == renamed
+    assert len(renamed) == 3
+    kept = store.get_run(run)
+    assert kept.data.params == {"SOLVER.BASE_LR": "0.1", "SOLVER.STEPS": "[1, 2]"}
+    assert (kept.info.run_name, kept.info.status) == ("m2/linear", "FAILED")
+    assert {file.path for file in store.list_artifacts(run)} == {"config.yaml", "metrics.jsonl"}
+
+
+def test_a_suite_is_one_mlflow_run_with_its_scores_whose_children_its_tasks_are(store, tmp_path):
+    results = tmp_path / "results.jsonl"
+    for trial in range(2):
+        with suite_run(tmp_path), Metrics(tmp_path / f"task{trial}") as metrics:
+            metrics.write(1, {"loss": 1.0})
+            about = {"checkpoint": {"name": "m2", "sha256": ""}, "network": "teacher", "protocol": "eman"}
+            records.append(results, [records.make_record("knn/k=20", "top1", 50.0 + trial, trial=trial, **about)])
+        assert "MOMENTUM_TRANSFER_MLFLOW_PARENT" not in os.environ
+    run = (tmp_path / "mlflow_run.txt").read_text().strip()
+    scores = store.get_metric_history(run, "m2/teacher/knn/k_20/eman/top1")
+    assert [(score.step, score.value) for score in scores] == [(0, 50.0), (1, 51.0)]
+    for trial in range(2):
+        child = store.get_run((tmp_path / f"task{trial}" / "mlflow_run.txt").read_text().strip())
+        assert child.data.tags["mlflow.parentRunId"] == run
+    assert [file.path for file in store.list_artifacts(run)] == ["results.jsonl"]
+
+
+def test_a_store_that_goes_away_ends_no_training_and_gets_everything_at_the_end(store, tmp_path, monkeypatch, caplog):
+    import mlflow
+
+    true, asked = mlflow.MlflowClient.log_batch, []
+
+    def away(self, run_id, **batch):
+        asked.append(batch)
+        if len(asked) < 2:
+            raise mlflow.exceptions.MlflowException("connection refused")
+        return true(self, run_id, **batch)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", away)
+    with caplog.at_level("WARNING", "momentum_transfer"), Metrics(tmp_path / "run") as metrics:
+        for step in (1, 2, 3):
+            metrics.write(step, {"loss": step / 2})
+    assert "MLflow: connection refused; nothing is lost" in caplog.text
+    assert len(asked) == 2  # a step does not wait for a store that is away
+    run = (tmp_path / "run" / "mlflow_run.txt").read_text().strip()
+    assert in_store(store, run) == {1: {"loss": 0.5}, 2: {"loss": 1.0}, 3: {"loss": 1.5}}
+
+
+def test_a_store_that_cannot_be_opened_is_one_line_before_the_first_step(store, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mlflow_run.txt").write_text("0123\n")  # of another store
+    with pytest.raises(InputError, match=r"MLFLOW_TRACKING_URI is set, but MLflow's run cannot begin or go on: .*0123"):
+        Metrics(tmp_path / "run", first_step=3)
+
+
+def test_a_store_without_the_package_says_which_extra_to_install_and_without_one_nothing_is_imported(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "mlflow", None)  # as where it is not installed
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///m.db")
+    with pytest.raises(InputError, match=r'MLFLOW_TRACKING_URI is set: .*pip install "momentum-transfer\[mlflow\]"'):
+        open_loggers(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    with suite_run(tmp_path), Metrics(tmp_path) as metrics:
+        metrics.write(1, {"loss": 0.5})
+    assert not (tmp_path / "mlflow_run.txt").exists()
 
 
 def test_tensorboard_shows_the_figures_of_metrics_jsonl_and_drops_what_a_killed_run_left(tmp_path, monkeypatch):

@@ -72,7 +72,7 @@ CORRECT = "; correct the config"
          "as a list of one or more whole numbers of at least 1, found [1, 2.5]" + CORRECT),
         (Many(Many(POSITIVE, (4,)), least=1), [1],
          "as a list of one or more lists of 4 numbers above 0, found [1]" + CORRECT),
-        (PATH, "", "as a path (at most 255 bytes a name, no NUL), found ''" + CORRECT),
+        (PATH, "", "as a path, no URL (at most 255 bytes a name, no NUL), found ''" + CORRECT),
     ],
 )  # fmt: skip
 def test_a_message_says_what_is_expected_what_was_found_and_what_to_do(rule, value, message):

@@ -225,6 +225,14 @@ def _placed(name: str, source: Tensor, into: Tensor, places: Sequence[int], coun
     return found.reshape(into.shape)
 
 
+def check_fits(detector: Detector, initial: InitialWeights) -> None:
+    """InputError unless the weights are this detector's, or its backbone's; it may be on the device meta."""
+    if initial.detector:
+        match_detector(_shapes(detector), initial.detector, initial.name)
+    elif initial.backbone:
+        match_backbone(_shapes(detector), initial.backbone, initial.name, initial.architecture)
+
+
 def _shapes(detector: Detector) -> dict[str, torch.Size]:
     state = detector.state_dict()
     return {d2_name: state[own].shape for own, d2_name in names(detector).items()}

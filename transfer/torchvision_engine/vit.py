@@ -124,7 +124,7 @@ class ViT(nn.Module):
         super().__init__()
         self.patch_embed = nn.Sequential(OrderedDict(proj=nn.Conv2d(3, shape.width, STRIDE, stride=STRIDE)))
         self.pos_embed = nn.Parameter(torch.zeros(1, shape.grid**2, shape.width))
-        rates = [float(rate) for rate in torch.linspace(0, drop_path, shape.depth)]
+        rates = torch.linspace(0, drop_path, shape.depth, device="cpu").tolist()
         windows = [0 if index in global_at else window for index in range(shape.depth)]
         self.blocks = nn.ModuleList(Block(shape, w, rate, side) for w, rate in zip(windows, rates, strict=True))
         self.grid = shape.grid
