@@ -41,13 +41,15 @@ def _curve(check: Check, names: Sequence[str], curves: Sequence[Curve]) -> Check
     listed = ", ".join(
         f"{name} ({'not there' if math.isnan(at[name]) else format(at[name], '.3g')})" for name in failed
     )
-    says = f"{check.curve} {_bounds(check)} at step {check.step}"
+    says = f"{check.curve} {_bounds(check)} at {f'step {check.step}' if check.step else 'the end'}"
     held = f"{len(at) - len(failed)} of {len(at)} runs" + (f"; no samples: {listed}" if failed else "")
     return Checked(check, f"{check.name} ({says}): {held}", failed)
 
 
 def _at(curve: Curve, step: int) -> float:
-    """The curve's value at the first line from ``step`` on; NaN where it ends before."""
+    """The curve's value at the first line from ``step`` on, of step 0 the last; NaN where it ends before."""
+    if not step:
+        return curve.values[-1]
     return next((value for at, value in zip(curve.steps, curve.values, strict=True) if at >= step), math.nan)
 
 

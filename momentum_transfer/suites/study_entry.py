@@ -80,7 +80,7 @@ class Trend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What must hold for a verdict: ``above`` and ``below`` of a training's curve at a step, or of a measure."""
+    """What must hold for a verdict: ``above`` and ``below`` of a training's curve at a step (0: the last), or a measure."""
 
     name: str
     curve: str = ""
@@ -185,8 +185,8 @@ def _check_primary(one: Difference, study: Study, where: str) -> None:
 
 
 def _check_check(check: Check, where: str, settings: Mapping[str, Any]) -> None:
-    if bool(check.curve) == bool(check.first) or (check.curve and check.step < 1):
-        raise InputError(f"{where}: expected either a curve with its step, or first with a measure y; say one")
+    if bool(check.curve) == bool(check.first) or check.step < 0:
+        raise InputError(f"{where}: expected either a curve and a step, or first with a measure y; say one")
     if math.isinf(check.above) and math.isinf(check.below):
         raise InputError(f"{where}: expected above, below or both, found neither; say what must hold")
     for side in check.sides():
