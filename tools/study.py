@@ -95,6 +95,7 @@ def answer(suite: Suite, output: Path, ships: bool = False) -> None:
         COLUMNS,
         answers,
         difference_figure,
+        in_short,
         line_figure,
         notes,
         subjects,
@@ -103,7 +104,7 @@ def answer(suite: Suite, output: Path, ships: bool = False) -> None:
 
     study, scores = _study(suite), _scores(suite, output, ships)
     results = answers(study, *scores)
-    said = notes(study, *scores)
+    said = [*notes(study, *scores), in_short(study, results)]
     figures = [line_figure(lines, *scores[:2]) for lines in study.lines]
     figures.append(difference_figure(results, study.claim))
     for number, figure in enumerate(figures, start=1):

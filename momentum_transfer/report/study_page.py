@@ -228,6 +228,16 @@ def table_markdown(found: Sequence[Answer], said: Sequence[str] = ()) -> str:
     )
 
 
+def in_short(study: Study, found: Sequence[Answer]) -> str:
+    """The sentence of the page: every primary's difference, its interval and word, or why there is none."""
+    primaries = [one for one in found if one.asked in study.primaries()]
+    parts = []
+    for one in primaries:
+        name, _, _, change, _, said, _ = one.cells()
+        parts.append(f"{name}: {f'{change} points, ' if one.found is not None else ''}{said}")
+    return f"In short: {'; '.join(parts)}."
+
+
 def subjects(found: Sequence[Answer]) -> str:
     """What the verdicts are about; one pretraining a side never reads as a method."""
     counts = [one.pretrainings for one in found if one.found is not None]

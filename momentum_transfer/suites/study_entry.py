@@ -80,7 +80,7 @@ class Trend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What must hold for a verdict: ``above`` and ``below`` of a training's curve at a step (0: the last), or a measure."""
+    """What must hold for a verdict: bounds of a training's curve at a step (0: the last), or of a measure."""
 
     name: str
     curve: str = ""

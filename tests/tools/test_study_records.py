@@ -42,6 +42,7 @@ def suite(tmp_path, monkeypatch) -> Path:
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     (tmp_path / "score.py").write_text(f"RECORD = {json.dumps(record)!r}\n{SCORE}", encoding="utf-8")
     compare = {"name": "good − bad", "y": "knn top1", "first": {"variant": "good"}, "second": {"variant": "bad"}}
+    compare |= {"primary": True, "expected": "ahead", "margin": 1}
     content = {
         "name": "study_mine",
         "pretrain": {
@@ -50,7 +51,7 @@ def suite(tmp_path, monkeypatch) -> Path:
         },
         "tasks": [{"name": "knn", "command": f"{tmp_path / 'score.py'} {{weights}} {{results}}"}],
         "study": {
-            "claim": "Is good better?", "seeds": 3, "compare": [{**compare, "primary": True, "expected": "ahead", "margin": 1}],
+            "claim": "Is good better?", "seeds": 3, "compare": [compare],
             "checks": [{"name": "left", "curve": "loss", "step": 30, "below": 1.5}],
         },
     }  # fmt: skip
@@ -122,6 +123,31 @@ def test_scores_of_another_machine_agree_within_seeds_noise_only():
     assert [row[-1] for row in other] == [True, True, False]
     assert [row[-2] for row in other] == ["bit-equal", "within seeds' noise (±3)", "apart (±3)"]
     assert [row[-1] for row in study_records.agreement(before, again, runs, same=True)] == [True, False, False]
+
+
+def missing_rows(table: str, page: str) -> list[str]:
+    """Rows of a study's table, and its sentence, that the page does not have."""
+    rows = [
+        line for line in table.splitlines() if line.startswith(("| ", "- In short")) and not line.startswith("| ---")
+    ]
+    return [row for row in rows if row.removeprefix("- ") not in page]
+
+
+def test_a_page_without_a_row_of_its_study_is_noticed(suite, tmp_path):
+    ran(suite, "--table", "--output", tmp_path / "out")
+    table = (tmp_path / "out" / "study.md").read_text(encoding="utf-8")
+    assert "In short: good − bad: +5.00 [+5.00, +5.00] points, better." in table
+    assert missing_rows(table, table) == []
+    assert len(missing_rows(table, table.replace("70.0", "71.0"))) == 1
+    assert len(missing_rows(table, table.replace("points, better", "points, worse"))) == 1
+
+
+@pytest.mark.parametrize("archive", sorted((ROOT / "studies" / "records").glob("*.tar.xz")), ids=lambda file: file.name)
+def test_the_claims_page_has_every_row_of_the_records_that_ship(archive, tmp_path):
+    study_records.unpack(archive, tmp_path)
+    ran(Path(archive.name.removesuffix(".tar.xz")), "--table", "--output", tmp_path)
+    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    assert missing_rows((tmp_path / "study.md").read_text(encoding="utf-8"), page) == []
 
 
 def test_the_records_that_ship_are_small():
