@@ -13,6 +13,7 @@ docs/claims.md.
 
 import argparse
 import difflib
+import itertools
 import random
 import re
 import subprocess
@@ -52,7 +53,8 @@ def main(args: argparse.Namespace) -> None:
     suite = study_suite(args.name)
     output = Path(args.output).absolute() if args.output else workplace() / "outputs" / suite.name
     if args.verify:
-        verify(suite, args.verify, output.with_name(f"{output.name}_verify"), args.jobs)
+        places = (output.with_name(f"{output.name}_verify_{number}") for number in itertools.count(1))
+        verify(suite, args.verify, next(place for place in places if not place.exists()), args.jobs)
         return
     if args.pack:
         pack_records(suite, output)

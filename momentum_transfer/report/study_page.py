@@ -97,25 +97,23 @@ def answers(
     left = scores.without([name for one in checks for name in one.failed])
     primaries = study.primaries()
     found = [_answer(asked, left, resamples) for asked in study.compare]
-    tested = {
-        place: one.found
-        for place, one in enumerate(found)
-        if one.found is not None and one.asked in primaries and not _unready(study, one, scores, checks)
-    }
+    why = {n: _unready(study, one, scores, checks) for n, one in enumerate(found) if one.asked in primaries}
+    tested = {n: found[n].found for n, reason in why.items() if not reason and found[n].found is not None}
+    if study.seeds:  # a primary that is still to come, or stopped, stays in the correction
+        tested |= {n: Comparison(0.0, (0, 0), p=1.0) for n in why if n not in tested}
     margins = {place: found[place].asked.margin for place in tested}
     words = verdicts(tested, {place: margin for place, margin in margins.items() if margin is not None})
     return [
-        replace(one, word=words[place][0], p=words[place][1])
-        if place in words
-        else _untested(study, one, scores, checks)
-        for place, one in enumerate(found)
+        replace(one, word=words[n][0], p=words[n][1]) if n in words and not why[n] else _untested(one, why.get(n))
+        for n, one in enumerate(found)
     ]
 
 
-def _untested(study: Study, one: Answer, scores: Scores, checks: Sequence[Checked]) -> Answer:
-    if one.asked in study.primaries():
-        return replace(one, word=_unready(study, one, scores, checks) or one.word)
-    return replace(one, word="descriptive") if one.found is not None else one
+def _untested(one: Answer, why: str | None) -> Answer:
+    """An answer without a test; ``why``: of a primary, else None."""
+    if why is None:
+        return replace(one, word="descriptive") if one.found is not None else one
+    return replace(one, word=why or one.word)
 
 
 def _unready(study: Study, one: Answer, scores: Scores, checks: Sequence[Checked]) -> str:

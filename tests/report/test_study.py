@@ -194,6 +194,16 @@ def test_a_primary_has_no_verdict_before_its_seeds_ran():
     assert answers(preregistered(), half, runs, loss_curves())[0].word == "no verdict: 4 of 5 seeds ran"
 
 
+def test_a_primary_that_is_still_to_come_stays_in_the_correction():
+    records, runs = sweep()
+    names = {"variant": "eman"}, {"variant": "bn"}
+    told = {"primary": True, "expected": "ahead", "margin": 2}
+    asked = [{**between(*names), **told}, {**between(*names, "two", "svm top1"), **told}]
+    one, two = answers(study_of(*asked, seeds=5), records, runs)
+    assert one.p == pytest.approx(min(1, 2 * stats.ttest_rel(A, B).pvalue))
+    assert (two.p, two.word) == (None, "no verdict: 0 of 5 seeds ran")
+
+
 @pytest.mark.parametrize(("bounds", "word"), [({"above": 1.1}, "better"), ({"above": 1.2}, "stopped: grown")])
 def test_a_ratio_of_measures_that_is_not_reached_stops_every_verdict(bounds, word):
     records, runs = sweep()  # 84.8 over 73.8 is 1.149
