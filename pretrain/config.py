@@ -71,6 +71,8 @@ SETTINGS = table(
     Setting("NORM.PROXY_MOMENTUM", 0.1, MOMENTUM, "momentum of TeacherPN's history"),
     Setting("NORM.ALPHA_BASE", 1.0, Number(0, 1, note="the weight of the batch"), "alpha of Momentum BN at the start"),
     Setting("NORM.ALPHA_SCHEDULE", "cosine", Choice(("cosine", "constant")), "cosine: to 0"),
+    Setting("NORM.HISTORY", "lazy", Choice(("lazy", "eager")),
+            "Momentum BN's history moves once for a pair of views (lazy, the method), or with each view (eager)"),
     Setting("NORM.GROUP_SIZE", 0, _count(2**24, "images", low=0, note="0: the whole batch"),
             "images of one virtual process: BN sees groups of this size within a batch"),
     Setting("NORM.POLICY", "local", Choice(("local", "broadcast", "reduce")),

@@ -2,7 +2,7 @@
 
     python tools/evaluate.py --weights outputs/momentum2 outputs/random --suite configs/suites/quick.yaml
     python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --dry-run       (--preset m2: as Momentum²)
-    python tools/evaluate.py --suite configs/suites/momentum2_table4_digits.yaml     (a sweep: it pretrains first)
+    python tools/evaluate.py --suite configs/suites/study_batch.yaml     (a sweep: it pretrains first)
     python tools/evaluate.py --plan --detect 0.3 --sigma 0.2        (how many seeds show a difference of 0.3 points?)
     python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --slurm --gpus 8 --sbatch partition=gpu
 

@@ -2,7 +2,9 @@
 
     python tools/study.py --list
     python tools/study.py NAME [--dry-run] [--output DIR]      (configs/suites/study_NAME.yaml)
-    python tools/study.py NAME --table                         (runs nothing: of the existing scores)
+    python tools/study.py NAME --table                         (runs nothing: of the scores that are there, or ship)
+    python tools/study.py NAME --verify 3                      (three cells of the shipped scores again: do they agree?)
+    python tools/study.py NAME --pack                          (studies/records/NAME.tar.xz of the existing scores)
 
 A study is a suite, so it resumes, fails and reports as one (tools/evaluate.py). At its end the table of its comparisons
 by the verdict rule (study.md) and its plots (plot_1.svg, …) lie beside the suite's report.html. The results are in
@@ -11,20 +13,28 @@ docs/claims.md.
 
 import argparse
 import difflib
+import itertools
+import random
+import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.command import at_least, run_tool
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import write_text
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.shipped import CONFIGS, started, workplace
+from momentum_transfer.suites.study_entry import Study
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.sweep import describe
+from momentum_transfer.suites.task import PRETRAIN, Job
 
 _PREFIX = "study_"
 
@@ -42,6 +52,13 @@ def main(args: argparse.Namespace) -> None:
         raise InputError(f"expected the name of a study, one of {', '.join(studies())}, found none; see --list")
     suite = study_suite(args.name)
     output = Path(args.output).absolute() if args.output else workplace() / "outputs" / suite.name
+    if args.verify:
+        places = (output.with_name(f"{output.name}_verify_{number}") for number in itertools.count(1))
+        verify(suite, args.verify, next(place for place in places if not place.exists()), args.jobs)
+        return
+    if args.pack:
+        pack_records(suite, output)
+        return
     code = 0
     if not args.table:
         command = ["tools/evaluate.py", "--suite", str(suite.path), "--jobs", str(args.jobs), "--output", str(output)]
@@ -49,7 +66,7 @@ def main(args: argparse.Namespace) -> None:
         code = subprocess.run([sys.executable, *started(command)], cwd=workplace(), check=False).returncode
         if args.dry_run:
             raise SystemExit(code)
-    answer(suite, output)
+    answer(suite, output, ships=args.table and not args.output)
     if code:
         raise SystemExit(code)
 
@@ -70,36 +87,119 @@ def study_suite(name: str) -> Suite:
     return suite
 
 
-def answer(suite: Suite, output: Path) -> None:
-    """Write the table and the plots of the scores in ``output``, and print the table."""
+def answer(suite: Suite, output: Path, ships: bool = False) -> None:
+    """Write the table and the plots of the scores in ``output``, and print the table.
+
+    ``ships``: where there are none, of those that ship.
+    """
     from momentum_transfer.report.plots import standalone  # here, because matplotlib takes a second
-    from momentum_transfer.report.read_inputs import read_records
     from momentum_transfer.report.study_page import (
         COLUMNS,
         answers,
         difference_figure,
+        in_short,
         line_figure,
+        notes,
         subjects,
         table_markdown,
     )  # fmt: skip
 
-    assert suite.study is not None
-    records, problems = read_records([output / "results.jsonl"])
-    for problem in problems:
-        say(problem)
-    runs = describe(suite.sweep) if suite.sweep else {}
-    results = answers(suite.study, records, runs)
-    figures = [line_figure(lines, records, runs) for lines in suite.study.lines]
-    figures.append(difference_figure(results, suite.study.claim))
+    study, scores = _study(suite), _scores(suite, output, ships)
+    results = answers(study, *scores)
+    said = [*notes(study, *scores), in_short(study, results)]
+    figures = [line_figure(lines, *scores[:2]) for lines in study.lines]
+    figures.append(difference_figure(results, study.claim))
     for number, figure in enumerate(figures, start=1):
         if figure.svg:
             write_text(output / f"plot_{number}.svg", standalone(figure.svg))
         else:
             say(f"{figure.title}: {figure.caption}")
-    write_text(output / "study.md", f"# {suite.study.claim}\n\n{table_markdown(results)}")
-    table(suite.study.claim, list(COLUMNS), [list(each.cells()) for each in results])
-    say(subjects(results))
+    write_text(output / "study.md", f"# {study.claim}\n\n{table_markdown(results, said)}")
+    table(study.claim, list(COLUMNS), [list(each.cells()) for each in results])
+    for line in (subjects(results), *said):
+        say(line)
     say(f"first minus second; wrote study.md and plot_1.svg … to {output}")
+
+
+def pack_records(suite: Suite, output: Path) -> None:
+    """Write the archive of the scores in ``output`` that ships."""
+    from momentum_transfer.report.study_page import Scores
+    from momentum_transfer.report.study_records import pack, shipped
+
+    target = shipped(_short(suite))
+    size = pack(_study(suite), Scores(*_scores(suite, output)), output, target)
+    say(f"wrote {target}, {size / 1e6:.2f} MB")
+
+
+def verify(suite: Suite, count: int, output: Path, jobs: int) -> None:
+    """Run ``count`` random cells of the shipped scores again; exit code 1 if a score does not agree."""
+    from momentum_transfer.core.records import read
+    from momentum_transfer.report.study_records import RESULTS, agreement, same_machine, shipped, unpack
+    from momentum_transfer.suites.attempt import alone, run_local
+    from momentum_transfer.suites.planning import plan
+
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(shipped(_short(suite)), Path(folder))
+        before = read(Path(folder) / RESULTS)[0]
+        wanted = cells(
+            plan(suite, list(suite.weights), output), {str(one["checkpoint"]["name"]) for one in before}, count
+        )
+        with alone(output) as lock:
+            ended = run_local(wanted, parallel=jobs, gpus=0, lock=lock)
+        if not all(outcome.well for outcome in ended) or not (output / RESULTS).is_file():
+            raise InputError(f"expected every cell to run, found one that failed; see the logs in {output}")
+        again = read(output / RESULTS)[0]
+        same = same_machine(Path(folder), again)
+        rows = agreement(before, again, describe(suite.sweep) if suite.sweep else {}, same)
+    machine = "same versions and CPU kind: bits must be equal" if same else "other versions or CPU: within seeds' noise"
+    table(
+        machine,
+        ["cell", "measure", "shipped", "again", "agrees"],
+        [[a, b, f"{c!r}", f"{d!r}", e] for a, b, c, d, e, _ in rows],
+    )
+    if not rows or not all(row[-1] for row in rows):
+        raise SystemExit(1)
+
+
+def cells(jobs: Sequence[Job], scored: Collection[str], count: int) -> list[Job]:
+    """The jobs of ``count`` random cells (a checkpoint of the suite, or a task of given weights) that have scores.
+
+    With them come those that their commands read: the pretraining of an anchor, by its folder's name.
+    """
+
+    def cell(job: Job) -> str:
+        return job.weights if job.needs or job.task.name == PRETRAIN else job.title
+
+    ran = [job for job in jobs if cell(job) == job.title or any(name.startswith(job.weights) for name in scored)]
+    names = sorted({cell(job) for job in ran})
+    chosen = set(random.sample(names, min(count, len(names))))
+    found = [job for job in jobs if cell(job) in chosen]
+    read = {name for job in found for name in re.findall(r"\.\./pretrained/([\w.=-]+)", " ".join(job.command))}
+    return [job for job in jobs if cell(job) in chosen or (job.task.name == PRETRAIN and job.weights in read)]
+
+
+def _study(suite: Suite) -> Study:
+    assert suite.study is not None
+    return suite.study
+
+
+def _short(suite: Suite) -> str:
+    return suite.name.removeprefix(_PREFIX)
+
+
+def _scores(suite: Suite, output: Path, ships: bool = False) -> tuple[list[dict[str, Any]], dict[str, Any], list[Any]]:
+    """Records, runs and curves in ``output``; where there are none and it ``ships``, of the archive."""
+    from momentum_transfer.report.read_inputs import read_records
+    from momentum_transfer.report.study_records import RESULTS, curves_of, shipped, unpack
+
+    if ships and not (output / RESULTS).is_file() and shipped(_short(suite)).is_file():
+        say(f"of the scores that ship: {shipped(_short(suite))}")
+        output = output / "shipped"
+        unpack(shipped(_short(suite)), output)
+    records, problems = read_records([output / RESULTS])
+    for problem in problems:
+        say(problem)
+    return records, describe(suite.sweep) if suite.sweep else {}, curves_of(output)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -109,6 +209,13 @@ def parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="the studies and what each asks")
     add("--dry-run", action="store_true", help="print the plan with its commands and expected hours")
     add("--table", action="store_true", help="run nothing: table and plots of the scores that are there")
+    add(
+        "--verify",
+        type=at_least(1, "a number of cells"),
+        metavar="N",
+        help="run N random cells of the shipped scores again",
+    )
+    add("--pack", action="store_true", help="write studies/records/NAME.tar.xz of the scores that are there")
     add("--output", metavar="DIR", help="where everything goes (default: outputs/study_NAME)")
     add("--jobs", type=int, default=1, metavar="N", help="tasks at a time (default: %(default)s)")
     return parser

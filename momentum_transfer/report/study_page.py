@@ -1,12 +1,13 @@
 """A study's answer: its comparisons by the verdict rule, as a table and plots.
 
 Trials are paired where both sides have them, test items count besides where every trial kept them, and the correction
-is over all comparisons of the study.
+is over the study's primary comparisons (all, where none is marked). The others are descriptive. A primary has no
+verdict before all its seeds ran, nor where a check of the study takes too many of them out.
 """
 
 import re
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,8 @@ from momentum_transfer.report.aggregate import DESCRIPTIVE, Record, aggregate, t
 from momentum_transfer.report.differences import RESAMPLES, Comparisons
 from momentum_transfer.report.figures import Plot
 from momentum_transfer.report.plots import Gain, gain_plot
+from momentum_transfer.report.read_inputs import Curve
+from momentum_transfer.report.study_checks import Checked, checked, trend
 from momentum_transfer.report.sweeps import Point, setting_plot
 from momentum_transfer.suites.study_entry import Difference, Lines, Selection, Study
 from momentum_transfer.suites.sweep import VARIANT
@@ -55,25 +58,86 @@ class Answer:
         return (self.asked.name, _spread(self.first), _spread(self.second), change, p, said, self.asked.expected)
 
 
-def answers(
-    study: Study, records: Sequence[Record], runs: Mapping[str, Any], resamples: int = RESAMPLES
-) -> list[Answer]:
-    """Every comparison of the study; InputError if a selection means several scores at once.
-
-    Args:
-        records: as ``inputs.read_records`` gives them. runs: checkpoint to variant, settings and seed of a pretraining.
+@dataclass(frozen=True)
+class Scores:
+    """What a study reads: ``records`` as ``read_records`` gives them, ``runs`` (checkpoint to variant, settings and
+    seed of a pretraining), and the ``curves`` of these.
     """
-    found = [_answer(asked, records, runs, resamples) for asked in study.compare]
-    margins = {place: answer.asked.margin for place, answer in enumerate(found) if answer.asked.margin is not None}
-    words = verdicts({place: one.found for place, one in enumerate(found) if one.found is not None}, margins)
+
+    records: Sequence[Record]
+    runs: Mapping[str, Any]
+    curves: Sequence[Curve] = ()
+
+    def by_key(self, selection: Selection, where: str) -> dict[Hashable, list[Record]]:
+        """The selection's records by what pairs them; InputError if it means several scores at once."""
+        return _selected(self.records, self.runs, selection, where)
+
+    def values(self, selection: Selection, where: str) -> dict[Hashable, float]:
+        """The selection's means by what pairs them."""
+        return {key: _mean(same) for key, same in self.by_key(selection, where).items()}
+
+    def checked(self, study: Study) -> list[Checked]:
+        """The study's checks."""
+        names = dict.fromkeys(weights_name(str(record["checkpoint"].get("name", ""))) for record in self.records)
+        return checked(study, [name for name in names if name in self.runs], self.curves, self.values)
+
+    def without(self, failed: Collection[str]) -> "Scores":
+        """The scores of the other runs."""
+        left = [one for one in self.records if weights_name(str(one["checkpoint"].get("name", ""))) not in failed]
+        return Scores(left, self.runs, self.curves)
+
+
+def answers(
+    study: Study, records: Sequence[Record], runs: Mapping[str, Any], curves: Sequence[Curve] = (),
+    resamples: int = RESAMPLES,
+) -> list[Answer]:  # fmt: skip
+    """Every comparison of the study; arguments as of ``Scores``. InputError if a selection means several scores."""
+    scores = Scores(records, runs, curves)
+    checks = scores.checked(study)
+    left = scores.without([name for one in checks for name in one.failed])
+    primaries = study.primaries()
+    found = [_answer(asked, left, resamples) for asked in study.compare]
+    why = {n: _unready(study, one, scores, checks) for n, one in enumerate(found) if one.asked in primaries}
+    tested = {n: found[n].found for n, reason in why.items() if not reason and found[n].found is not None}
+    if study.seeds:  # a primary that is still to come, or stopped, stays in the correction
+        tested |= {n: Comparison(0.0, (0, 0), p=1.0) for n in why if n not in tested}
+    margins = {place: found[place].asked.margin for place in tested}
+    words = verdicts(tested, {place: margin for place, margin in margins.items() if margin is not None})
     return [
-        replace(answer, word=words[place][0], p=words[place][1]) if place in words else answer
-        for place, answer in enumerate(found)
+        replace(one, word=words[n][0], p=words[n][1]) if n in words and not why[n] else _untested(one, why.get(n))
+        for n, one in enumerate(found)
     ]
 
 
-def _answer(asked: Difference, records: Sequence[Record], runs: Mapping[str, Any], resamples: int) -> Answer:
-    first, second = (_selected(records, runs, side, f"comparison {asked.name}") for side in asked.sides())
+def _untested(one: Answer, why: str | None) -> Answer:
+    """An answer without a test; ``why``: of a primary, else None."""
+    if why is None:
+        return replace(one, word="descriptive") if one.found is not None else one
+    return replace(one, word=why or one.word)
+
+
+def _unready(study: Study, one: Answer, scores: Scores, checks: Sequence[Checked]) -> str:
+    """Why a primary has no verdict: its seeds have not all run, or a check stops it; "" where it may have one."""
+    if stopping := [check.check.name for check in checks if check.stops]:
+        return f"stopped: {', '.join(stopping)}"
+    ran = set.intersection(*(set(scores.by_key(side, one.asked.name)) for side in one.asked.sides()))
+    if len(ran) < study.seeds:
+        return f"no verdict: {len(ran)} of {study.seeds} seeds ran"
+    left = len({*one.first} & {*one.second})
+    short = [check.check.name for check in checks if check.failed and left < (check.check.least or study.seeds)]
+    return f"stopped: {', '.join(short)} ({left} of {study.seeds} pairs left)" if short else ""
+
+
+def notes(study: Study, records: Sequence[Record], runs: Mapping[str, Any], curves: Sequence[Curve] = ()) -> list[str]:
+    """What was checked, and the slopes, a line each; arguments as of ``Scores``."""
+    scores = Scores(records, runs, curves)
+    checks = scores.checked(study)
+    left = scores.without([name for one in checks for name in one.failed])
+    return [f"Check: {one.text}." for one in checks] + [f"{trend(one, left.values)}." for one in study.trends]
+
+
+def _answer(asked: Difference, scores: Scores, resamples: int) -> Answer:
+    first, second = (scores.by_key(side, f"comparison {asked.name}") for side in asked.sides())
     means = [{key: _mean(same) for key, same in side.items()} for side in (first, second)]
     names = [{str(record["checkpoint"].get("name")) for same in side.values() for record in same}
              for side in (first, second)]  # fmt: skip
@@ -151,10 +215,25 @@ def _key(record: Record, name: str, runs: Mapping[str, Any], selection: Selectio
     return run["seed"] if run is not None else trial_of(record)
 
 
-def table_markdown(found: Sequence[Answer]) -> str:
-    """The table as Markdown."""
+def table_markdown(found: Sequence[Answer], said: Sequence[str] = ()) -> str:
+    """The table as Markdown, and below it what ``notes`` says."""
     lines = [COLUMNS, ("---",) * len(COLUMNS), *(answer.cells() for answer in found)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{subjects(found)}\n"
+    return (
+        "\n".join(
+            [*(f"| {' | '.join(cells)} |" for cells in lines), "", subjects(found), *(f"- {one}" for one in said)]
+        )
+        + "\n"
+    )
+
+
+def in_short(study: Study, found: Sequence[Answer]) -> str:
+    """The sentence of the page: every primary's difference, its interval and word, or why there is none."""
+    primaries = [one for one in found if one.asked in study.primaries()]
+    parts = []
+    for one in primaries:
+        name, _, _, change, _, said, _ = one.cells()
+        parts.append(f"{name}: {f'{change} points, ' if one.found is not None else ''}{said}")
+    return f"In short: {'; '.join(parts)}."
 
 
 def subjects(found: Sequence[Answer]) -> str:

@@ -9,10 +9,24 @@
         - {title: Noise, x: [8, 16], axis: images a batch, label: "%", log: true,
            of: {BN: {y: "noise/n={x}/alpha=1 distance"}, EMAN: {y: noise/EMAN distance}}}
 
-``compare`` lists differences, first minus second, which are tested together; ``lines`` plots one value for each x,
-where ``{x}`` stands for it (as a number: ``[x]``). A selection of scores gives ``y``, TASK METRIC, and any of
-``protocol``, ``dataset``, ``network``, ``checkpoint``, ``variant`` and settings of the suite's pretrainings. Scores are
-paired by the seed of the pretraining; where the checkpoint has a ``*`` by what that stands for; else by trial.
+``compare`` lists differences, first minus second; ``lines`` plots one value for each x, where ``{x}`` stands for it (as
+a number: ``[x]``). A selection of scores gives ``y``, TASK METRIC, and any of ``protocol``, ``dataset``, ``network``,
+``checkpoint``, ``variant`` and settings of the suite's pretrainings. Scores are paired by the seed of the pretraining;
+where the checkpoint has a ``*`` by what that stands for; else by trial.
+
+What a study says before its run, so that it can fail:
+
+      compare:
+        - {name: n = 16, …, primary: true, expected: ahead, margin: 2}    # Holm is over these; the rest is descriptive
+      seeds: 8                                                            # pairs of a primary comparison
+      trends:                                                             # slope of first − second over x, seed by seed
+        - {name: gain, y: svm/k=16 top1, x: [16, 32], log: true, first: {variant: "a{x}"}, second: {variant: "b{x}"}}
+      checks:                                                             # did the runs do what the study is about?
+        - {name: plateau left, curve: loss, step: 500, below: 1.5, least: 6}
+        - {name: norms grown, y: weights norm, first: {variant: lars}, second: {variant: sgd}, above: 5}
+
+A check of a ``curve`` takes the runs that fail it, and their pairs, out; with fewer than ``least`` pairs (0: of all
+``seeds``) there is no verdict. One of a measure is of the mean over seeds of first, or of its ratio to second.
 """
 
 import math
@@ -25,6 +39,8 @@ from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.suites.schema import checked
 from momentum_transfer.suites.sweep import VARIANT, is_setting
 
+#: What a primary comparison may expect, a margin beside it.
+DIRECTIONS = ("ahead", "behind", "equal")
 #: What a selection may say besides settings of the sweep.
 KEYS = ("y", "protocol", "dataset", "network", "checkpoint", VARIANT)
 
@@ -32,7 +48,7 @@ Selection = Mapping[str, Any]
 
 
 class Difference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """First minus second; ``expected`` was written down before the run, ``margin`` (points) where that is "equal"."""
+    """First minus second; ``expected`` and ``margin``, the points that count as none, are of before the run."""
 
     name: str
     first: dict[str, Any]
@@ -40,11 +56,60 @@ class Difference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     y: str = ""
     expected: str = ""
     margin: float | None = None
+    primary: bool = False
 
     def sides(self) -> tuple[Selection, Selection]:
         """Both selections, whole."""
-        shared = {"y": self.y} if self.y else {}
-        return {**shared, **self.first}, {**shared, **self.second}
+        return _whole(self.y, self.first), _whole(self.y, self.second)
+
+
+class Trend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The slope of first − second over ``x`` (``log``: over its binary logarithm), in each seed; descriptive."""
+
+    name: str
+    x: list[float | int]
+    first: dict[str, Any]
+    second: dict[str, Any]
+    y: str = ""
+    log: bool = False
+    expected: str = ""
+
+    def at(self, x: float) -> tuple[Selection, Selection]:
+        """Both selections at an ``x``."""
+        return _at(_whole(self.y, self.first), x), _at(_whole(self.y, self.second), x)
+
+
+class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What must hold for a verdict: bounds of a training's curve at a step (0: the last), or of a measure."""
+
+    name: str
+    curve: str = ""
+    step: int = 0
+    least: int = 0
+    y: str = ""
+    first: dict[str, Any] = {}
+    second: dict[str, Any] = {}
+    above: float = -math.inf
+    below: float = math.inf
+
+    def sides(self) -> list[Selection]:
+        """The selections of a measure: first, and second where there is one."""
+        return [_whole(self.y, side) for side in (self.first, self.second) if side] if not self.curve else []
+
+    def holds(self, value: float) -> bool:
+        """Whether a value is within the bounds."""
+        return self.above < value < self.below
+
+
+def _whole(y: str, side: Selection) -> Selection:
+    return {"y": y, **side} if y else side
+
+
+def _at(side: Selection, x: float) -> Selection:
+    return {
+        key: value.replace("{x}", f"{x:g}") if isinstance(value, str) else (x if value == ["x"] else value)
+        for key, value in side.items()
+    }
 
 
 class Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,10 +124,7 @@ class Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def at(self, label: str, x: float) -> Selection:
         """The selection of a line's point."""
-        return {
-            key: value.replace("{x}", f"{x:g}") if isinstance(value, str) else (x if value == ["x"] else value)
-            for key, value in self.of[label].items()
-        }
+        return _at(self.of[label], x)
 
 
 class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +133,13 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     claim: str
     compare: list[Difference] = []
     lines: list[Lines] = []
+    seeds: int = 0
+    trends: list[Trend] = []
+    checks: list[Check] = []
+
+    def primaries(self) -> list[Difference]:
+        """The comparisons that are tested; all, where none is marked."""
+        return [one for one in self.compare if one.primary] or self.compare
 
 
 def read_study(entry: Any, where: str, settings: Mapping[str, Any]) -> Study:
@@ -89,12 +158,39 @@ def read_study(entry: Any, where: str, settings: Mapping[str, Any]) -> Study:
             raise InputError(f"{where}, {difference.name}: expected a margin above 0 points, found {difference.margin}")
         for selection in difference.sides():
             _check(selection, f"{where}, {difference.name}", settings)
+        _check_primary(difference, study, f"{where}, {difference.name}")
+    for trend in study.trends:
+        if len(set(trend.x)) < 3 or (trend.log and min(trend.x) <= 0):
+            raise InputError(f"{where}, {trend.name}: expected three x or more (of log above 0), found {trend.x}")
+        for side in trend.at(trend.x[0]):
+            _check(side, f"{where}, {trend.name}", settings)
+    for check in study.checks:
+        _check_check(check, f"{where}, {check.name}", settings)
     for lines in study.lines:
         if not lines.x or not lines.of:
             raise InputError(f"{where}, {lines.title}: expected at least one x and one line under of, found none")
         for label in lines.of:
             _check(lines.at(label, lines.x[0]), f"{where}, {lines.title}", settings)
     return study
+
+
+def _check_primary(one: Difference, study: Study, where: str) -> None:
+    if not one.primary:
+        return
+    if one.expected not in DIRECTIONS or one.margin is None or study.seeds < 2:
+        raise InputError(
+            f"{where}: expected a primary comparison with expected of {', '.join(DIRECTIONS)}, a margin, and the seeds "
+            f"of the study, found {shown(one.expected)}, {one.margin} and {study.seeds}; say all before the run"
+        )
+
+
+def _check_check(check: Check, where: str, settings: Mapping[str, Any]) -> None:
+    if bool(check.curve) == bool(check.first) or check.step < 0:
+        raise InputError(f"{where}: expected either a curve and a step, or first with a measure y; say one")
+    if math.isinf(check.above) and math.isinf(check.below):
+        raise InputError(f"{where}: expected above, below or both, found neither; say what must hold")
+    for side in check.sides():
+        _check(side, where, settings)
 
 
 def _check(selection: Selection, where: str, settings: Mapping[str, Any]) -> None:

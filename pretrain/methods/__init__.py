@@ -86,7 +86,8 @@ def virtual_processes(cfg: CfgNode) -> int:
 
 
 def _student_norm(cfg: CfgNode) -> Norm:
-    return Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM, groups=virtual_processes(cfg))
+    eager = cfg.NORM.HISTORY == "eager"
+    return Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM, groups=virtual_processes(cfg), eager=eager)
 
 
 def _predictor(cfg: CfgNode, norm: Norm) -> torch.nn.Module:
@@ -106,7 +107,7 @@ def _branches(cfg: CfgNode, student_predictor: bool, teacher_predictor: bool) ->
     # A student of SyncBN has one set of statistics, whatever the groups; a teacher that follows it takes them.
     joined = cfg.NORM.TEACHER in FOLLOWS_STUDENT and cfg.NORM.STUDENT == "SyncBN"
     groups = 1 if joined else student.groups
-    teacher = Norm(cfg.NORM.TEACHER, cfg.NORM.STUDENT_MOMENTUM, cfg.NORM.PROXY_MOMENTUM, groups)
+    teacher = Norm(cfg.NORM.TEACHER, cfg.NORM.STUDENT_MOMENTUM, cfg.NORM.PROXY_MOMENTUM, groups, student.eager)
     return _branch(cfg, student, student_predictor), _branch(cfg, teacher, teacher_predictor)
 
 

@@ -46,12 +46,14 @@ class Norm:
         momentum: of BatchNorm's running statistics, which evaluation and EMAN read.
         proxy_momentum: of the teacher proxy norm's history; EMAN's table 8 alpha = .9 is .1 here.
         groups: virtual processes within one process's batch (``norms.batch_norm``), for all but SyncBN, GN and IN.
+        eager: Momentum BN's history moves with each view instead of once a pair.
     """
 
     name: str = "BN"
     momentum: float = 0.1
     proxy_momentum: float = 0.1
     groups: int = 1
+    eager: bool = False
 
     def __call__(self, channels: int) -> nn.Module:
         """The layer for feature maps [N, C, H, W]."""
@@ -86,7 +88,7 @@ _LAYERS: dict[str, Callable[[Norm, int], nn.Module]] = {
     "EMAN": lambda norm, channels: StudentStatisticsBatchNorm(channels, norm.groups),
     "StudentPN": lambda norm, channels: StudentStatisticsBatchNorm(channels, norm.groups),
     "TeacherPN": lambda norm, channels: TeacherProxyBatchNorm(channels, norm.proxy_momentum, norm.groups),
-    "MomentumBN": lambda norm, channels: MomentumBatchNorm(channels, groups=norm.groups),
+    "MomentumBN": lambda norm, channels: MomentumBatchNorm(channels, groups=norm.groups, eager=norm.eager),
 }
 
 

@@ -82,11 +82,22 @@ class MomentumBatchNorm(PairBatchNorm):
 
     Equations 3, 5 and 6 print the blend the other way round; eq. 8, section 4.4 and table 6 (fixed alpha = 1 equals
     plain BN) settle that alpha weighs the batch. Every process keeps its own statistics by intent; see ``commit_pair``.
+
+    Args:
+        eager: the history moves with each view, so that the second view's contains the first: "Momentum BN
+            straightforward", which 3.2 expects to leak.
     """
+
+    def __init__(self, num_features: int, alpha: float = 1.0, groups: int = 1, eager: bool = False) -> None:
+        super().__init__(num_features, alpha, groups)
+        self.eager = eager
 
     def normalising_statistics(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         history_mean, history_var = self.statistics()
-        return torch.lerp(history_mean, mean, self.alpha), torch.lerp(history_var, var, self.alpha)
+        blend = torch.lerp(history_mean, mean, self.alpha), torch.lerp(history_var, var, self.alpha)
+        if self.eager:
+            commit_pair([self])  # by this view alone; the one at the iteration's end finds nothing pending
+        return blend
 
 
 class TeacherProxyBatchNorm(PairBatchNorm):

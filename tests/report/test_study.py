@@ -7,7 +7,8 @@ from scipy import stats
 from momentum_transfer.core import records as items
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.records import make_record
-from momentum_transfer.report.study_page import answers, difference_figure, line_figure, table_markdown
+from momentum_transfer.report.read_inputs import Curve
+from momentum_transfer.report.study_page import answers, difference_figure, line_figure, notes, table_markdown
 from momentum_transfer.suites.study_entry import read_study
 from momentum_transfer.verdicts.outcomes import PerItem
 
@@ -152,3 +153,82 @@ def test_a_margin_makes_equality_an_answer_and_noise_has_no_better():
     )
     old = answers(study_of({**entry, "expected": "ahead, far"}), noise, {})
     assert table_markdown(old).endswith("quoted as it was committed: ahead is better, behind is worse.\n")
+
+
+def loss_curves(**last):
+    """A curve of three lines for each run of ``sweep``; ``last``: run to its loss at step 500."""
+    return [Curve(name, "loss", (100.0, 500.0, 900.0), (2.0, last.get(name, 0.5), 0.1)) for name in sweep()[1]]
+
+
+def preregistered(**more):
+    check = {"name": "left the plateau", "curve": "loss", "step": 500, "below": 1.5, "least": 4}
+    primary = {**between({"variant": "eman"}, {"variant": "bn"}), "primary": True, "expected": "ahead", "margin": 2}
+    other = between({"variant": "bn"}, {"variant": "eman"}, "other")
+    return study_of(primary, other, **{"seeds": 5, "checks": [check], **more})
+
+
+def test_only_primaries_are_tested_and_corrected_and_the_rest_is_descriptive():
+    records, runs = sweep()
+    primary, other = answers(preregistered(), records, runs, loss_curves())
+    assert primary.p == pytest.approx(stats.ttest_rel(A, B).pvalue)  # as if alone
+    assert (other.p, other.word) == (None, "descriptive")
+    assert other.found.value == pytest.approx(-primary.found.value)
+
+
+def test_a_run_that_failed_its_check_is_no_sample_and_too_few_pairs_have_no_verdict():
+    records, runs = sweep()
+    one, _ = answers(preregistered(), records, runs, loss_curves(bn_seed3=2.1))
+    rest = [place for place in range(5) if place != 3]
+    assert one.p == pytest.approx(stats.ttest_rel([A[i] for i in rest], [B[i] for i in rest]).pvalue)
+    two, _ = answers(preregistered(), records, runs, loss_curves(bn_seed3=2.1, eman_seed0=1.5))
+    assert (two.p, two.word) == (None, "stopped: left the plateau (3 of 5 pairs left)")
+    (said,) = notes(preregistered(), records, runs, loss_curves(bn_seed3=2.1))
+    assert said.endswith("9 of 10 runs; no samples: bn_seed3 (2.1).")
+    unknown, _ = answers(preregistered(), records, runs)  # no curve was kept
+    assert unknown.word == "stopped: left the plateau (0 of 5 pairs left)"
+
+
+def test_a_primary_has_no_verdict_before_its_seeds_ran():
+    records, runs = sweep()
+    half = [one for one in records if one["checkpoint"]["name"] != "bn_seed4"]
+    assert answers(preregistered(), half, runs, loss_curves())[0].word == "no verdict: 4 of 5 seeds ran"
+
+
+def test_a_primary_that_is_still_to_come_stays_in_the_correction():
+    records, runs = sweep()
+    names = {"variant": "eman"}, {"variant": "bn"}
+    told = {"primary": True, "expected": "ahead", "margin": 2}
+    asked = [{**between(*names), **told}, {**between(*names, "two", "svm top1"), **told}]
+    one, two = answers(study_of(*asked, seeds=5), records, runs)
+    assert one.p == pytest.approx(min(1, 2 * stats.ttest_rel(A, B).pvalue))
+    assert (two.p, two.word) == (None, "no verdict: 0 of 5 seeds ran")
+
+
+@pytest.mark.parametrize(("bounds", "word"), [({"above": 1.1}, "better"), ({"above": 1.2}, "stopped: grown")])
+def test_a_ratio_of_measures_that_is_not_reached_stops_every_verdict(bounds, word):
+    records, runs = sweep()  # 84.8 over 73.8 is 1.149
+    better = [{**one, "value": one["value"] + 30} for one in records if one["checkpoint"]["name"].startswith("eman")]
+    norms = [{**one, "task": "norm"} for one in records]
+    records = [*[one for one in records if one["checkpoint"]["name"].startswith("bn")], *better, *norms]
+    check = {"name": "grown", "y": "norm top1", "first": {"variant": "eman"}, "second": {"variant": "bn"}, **bounds}
+    assert answers(preregistered(checks=[check]), records, runs)[0].word == word
+
+
+def test_a_trend_is_the_mean_slope_over_seeds_with_its_t_interval():
+    rng = np.random.default_rng(0)
+    gains = rng.normal(size=(5, 3))
+    runs, records = {}, []
+    for place, x in enumerate((16, 32, 64)):
+        for seed in range(5):
+            for side, shift in (("a", gains[seed, place]), ("b", 0.0)):
+                name = f"{side}{x}_seed{seed}"
+                runs[name] = {"variant": f"{side}{x}", "settings": {}, "seed": seed}
+                records.append(record(name, 50 + seed + shift))
+    asked = {"name": "gain", "x": [16, 32, 64], "log": True, "y": "knn top1", "first": {"variant": "a{x}"},
+             "second": {"variant": "b{x}"}}  # fmt: skip
+    (said,) = notes(study_of(between({"variant": "a16"}, {"variant": "b16"}), trends=[asked]), records, runs)
+    slopes = (gains[:, 2] - gains[:, 0]) / 2  # least squares over 4, 5 and 6
+    low, high = stats.t.interval(0.95, 4, slopes.mean(), stats.sem(slopes))
+    assert (
+        said == f"gain: slope {slopes.mean():+.2f} [{low:+.2f}, {high:+.2f}] points a doubling, 5 seeds (descriptive)."
+    )

@@ -38,6 +38,11 @@ def test_a_line_has_its_place_in_texts_and_numbers():
         ({"claim": "why?", "compare": [entry()["compare"][0]] * 2}, "of different names"),
         ({**entry(), "lines": [{"title": "t", "x": [], "of": {}}]}, "at least one x"),
         ({**entry(), "lines": [{"title": "t", "x": [1], "of": {"a": {}}}]}, "expected y as TASK METRIC"),
+        (entry(primary=True, expected="better", margin=1), "expected of ahead, behind, equal, a margin, and the seeds"),
+        ({**entry(primary=True, expected="ahead"), "seeds": 8}, "found 'ahead', None and 8"),
+        ({**entry(), "checks": [{"name": "c", "below": 1}]}, "either a curve and a step, or first"),
+        ({**entry(), "checks": [{"name": "c", "curve": "loss"}]}, "above, below or both"),
+        ({**entry(), "trends": [{"name": "t", "y": "knn top1", "x": [1, 2], **SIDES}]}, "three x or more"),
     ],
 )
 def test_a_study_that_means_nothing_is_refused(study, message):

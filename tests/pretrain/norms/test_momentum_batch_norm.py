@@ -57,6 +57,29 @@ def test_momentum_bn_follows_the_papers_equations_over_many_steps(shape):
         torch.testing.assert_close(layer.running_var, history_var, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("learns", [False, True])
+def test_an_eager_history_gives_the_second_view_the_first_ones_statistics(learns):
+    layer, lazy = MomentumBatchNorm(3, alpha=0.25, eager=True), MomentumBatchNorm(3, alpha=0.25)
+    first, second = (torch.randn(6, 3, 4, 4) + shift for shift in (1, -3))
+    with torch.set_grad_enabled(learns):
+        outputs = [layer(view) for view in (first, second)]
+        expected = [lazy(first)]
+    mean, var = channel_statistics(first, unbiased=True)
+    lazy.running_mean.copy_(0.25 * mean)
+    lazy.running_var.copy_(0.25 * var + 0.75)
+    with torch.set_grad_enabled(learns):
+        expected.append(lazy(second))
+    for found, wanted in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    if learns:
+        sum(output.square().sum() for output in outputs).backward()  # the moved history is no part of the graph
+    mean, var = channel_statistics(second, unbiased=True)
+    history = 0.75 * lazy.running_mean + 0.25 * mean, 0.75 * lazy.running_var + 0.25 * var
+    commit_pair([layer])
+    torch.testing.assert_close(layer.running_mean, history[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer.running_var, history[1], rtol=1e-4, atol=1e-5)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("layer_type", [MomentumBatchNorm, TeacherProxyBatchNorm])
 def test_second_view_never_sees_the_first(layer_type):

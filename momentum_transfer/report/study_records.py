@@ -1,0 +1,176 @@
+"""The records behind a study's claims, as they ship: packed from a run, read back, and held against a run of today.
+
+``studies/records/NAME.tar.xz`` holds ``results.jsonl`` with the records that the study asks for, the items that its
+verdicts resample, the curves that its checks read (``pretrained/RUN/metrics.jsonl``), and ``machine.json``.
+"""
+
+import json
+import platform
+import statistics
+import tarfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from momentum_transfer.core.errors import InputError, one_line
+from momentum_transfer.core.files import atomic_path, weights_name, write_text
+from momentum_transfer.core.shipped import workplace
+from momentum_transfer.core.untrusted import read_json
+from momentum_transfer.report.aggregate import Record, trial_of
+from momentum_transfer.report.read_inputs import Curve, read_runs
+from momentum_transfer.report.study_page import Scores
+from momentum_transfer.suites.study_entry import Selection, Study
+
+RESULTS, _MACHINE, PRETRAINED = "results.jsonl", "machine.json", "pretrained"
+#: A value that a run of today gives may differ by this many standard deviations over seeds on another machine.
+_DEVIATIONS = 3.0
+
+
+def shipped(name: str) -> Path:
+    """Where the records of a study ship."""
+    return workplace() / "studies" / "records" / f"{name}.tar.xz"
+
+
+def curves_of(output: Path) -> list[Curve]:
+    """The curves of a study's pretrainings."""
+    return read_runs(sorted(path for path in (output / PRETRAINED).glob("*") if path.is_dir())).curves
+
+
+def pack(study: Study, scores: Scores, output: Path, target: Path) -> int:
+    """Write what the study reads in ``output`` to the archive ``target``; returns its bytes."""
+    asked = {tuple(side["y"].split()) for side in selections(study)}
+    used = [record for record in scores.records if (record["task"], record["metric"]) in asked]
+    if not used:
+        raise InputError(f"expected records that the study asks for in {output}, found none; run it first")
+    files = _resampled(study, scores)
+    lines = [{key: value for key, value in record.items() if key not in ("file", "settings")} for record in used]
+    for line in lines:
+        if isinstance(line.get("items"), dict):
+            line["items"] = {key: value for key, value in line["items"].items() if key != "folder"}
+        if _items_of(line) not in files:
+            line.pop("items", None)
+    machine = {"cpu": cpu_kind(), "versions": used[0].get("versions", {})}
+    with TemporaryDirectory() as made:
+        folder = Path(made)
+        write_text(folder / RESULTS, "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
+        write_text(folder / _MACHINE, json.dumps(machine, indent=1, sort_keys=True) + "\n")
+        _write_curves(study, scores.curves, folder)
+        with atomic_path(target) as temporary, tarfile.open(temporary, "w:xz", preset=9) as archive:
+            for base, names in ((folder, _files(folder)), (output, sorted(files))):
+                for name in names:
+                    archive.add(base / name, name, filter=_plain)
+    return target.stat().st_size
+
+
+def _resampled(study: Study, scores: Scores) -> set[str]:
+    """The items files that verdicts read: of keys with one record."""
+    sides = [(side, one.name) for one in study.compare for side in one.sides()]
+    alone = [same[0] for side, name in sides for same in scores.by_key(side, name).values() if len(same) == 1]
+    return {file for file in map(_items_of, alone) if file}
+
+
+def _items_of(record: Mapping[str, Any]) -> str:
+    return str(record["items"].get("file", "")) if isinstance(record.get("items"), dict) else ""
+
+
+def _name(record: Record) -> str:
+    return weights_name(str(record["checkpoint"].get("name", "")))
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The same bytes whoever packs, and whenever."""
+    info.mtime, info.uid, info.gid, info.uname, info.gname, info.mode = 0, 0, 0, "", "", 0o644
+    return info
+
+
+def _write_curves(study: Study, curves: Sequence[Curve], folder: Path) -> None:
+    wanted = {check.curve for check in study.checks if check.curve}
+    for curve in (curve for curve in curves if curve.key in wanted):
+        lines = [
+            json.dumps({"step": step, curve.key: value}) for step, value in zip(curve.steps, curve.values, strict=True)
+        ]
+        file = folder / PRETRAINED / curve.run / "metrics.jsonl"
+        before = file.read_text(encoding="utf-8") if file.is_file() else ""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, before + "\n".join(lines) + "\n")
+
+
+def selections(study: Study) -> Iterator[Selection]:
+    """Every selection of scores that a study makes."""
+    for difference in study.compare:
+        yield from difference.sides()
+    for trend in study.trends:
+        yield from (side for x in trend.x for side in trend.at(x))
+    for check in study.checks:
+        yield from check.sides()
+    for lines in study.lines:
+        yield from (lines.at(label, x) for label in lines.of for x in lines.x)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Write an archive's files into ``folder``; InputError if it is missing or damaged."""
+    if not archive.is_file():
+        raise InputError(f"expected the records of the study in {archive}, found none; run the study")
+    try:
+        with tarfile.open(archive, "r:xz") as opened:
+            opened.extractall(folder, filter="data")
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise InputError(
+            f"expected records of a study in {archive}, found {one_line(error)}; check it out again"
+        ) from error
+
+
+def cpu_kind() -> str:
+    """The processor's name and the machine's architecture."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
+    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{named or platform.processor() or 'unknown'}, {platform.machine()}"
+
+
+def same_machine(folder: Path, again: Sequence[Record]) -> bool:
+    """Whether records of today have the versions and CPU kind of those unpacked in ``folder``."""
+    then = read_json(folder / _MACHINE, "the machine of shipped records")
+    versions = [record.get("versions") for record in again]
+    return bool(then["cpu"] == cpu_kind() and all(found == then["versions"] for found in versions))
+
+
+def agreement(
+    before: Sequence[Record], again: Sequence[Record], runs: Mapping[str, Any], same: bool
+) -> list[tuple[str, str, float, float, str, bool]]:
+    """Each score of today beside the shipped one: checkpoint, measure, both values, a word, and whether it agrees.
+
+    ``same``: versions and CPU kind are the shipped ones, so that only equal bits agree.
+    """
+    known = {_identity(record): record for record in before}
+    groups: dict[Any, list[float]] = defaultdict(list)
+    for record in before:
+        groups[_kind(record, runs)].append(record["value"])
+    rows = []
+    for record in again:
+        if (then := known.get(_identity(record))) is None:
+            continue
+        was, now, others = then["value"], record["value"], groups[_kind(record, runs)]
+        noise = _DEVIATIONS * statistics.stdev(others) if len(others) > 1 else 0.0
+        equal, near = was == now, abs(was - now) <= noise
+        word = "bit-equal" if equal else f"within seeds' noise (±{noise:.2g})" if near else f"apart (±{noise:.2g})"
+        rows.append(
+            (_name(record), f"{record['task']} {record['metric']}", was, now, word, equal or (near and not same))
+        )
+    return rows
+
+
+def _identity(record: Record) -> tuple[Any, ...]:
+    words = ("task", "metric", "protocol", "dataset", "network")
+    return (_name(record), *(str(record.get(word) or "") for word in words), trial_of(record))
+
+
+def _kind(record: Record, runs: Mapping[str, Any]) -> tuple[Any, ...]:
+    run = runs.get(_name(record))
+    return (run["variant"] if run else _name(record), *_identity(record)[1:-1])

@@ -1,0 +1,155 @@
+"""Records of a study that ship: packed from a run, the same table from them, and cells run again and compared."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from momentum_transfer.core.shipped import CONFIGS
+from momentum_transfer.report import study_records
+from tests.tools.in_process import ROOT, run_tool
+
+TRAIN = """
+import json, os, sys
+folder, seed = sys.argv[sys.argv.index("OUTPUT_DIR") + 1], int(sys.argv[sys.argv.index("SEED") + 1])
+os.makedirs(folder, exist_ok=True)
+with open(folder + "/metrics.jsonl", "w") as stream:
+    for step in range(10, 60, 10):
+        stream.write(json.dumps({"step": step, "loss": 2.1 - step / 25, "embedding_std": 1.0, "seconds": 0.1}) + "\\n")
+"""
+SCORE = """
+import json, os, sys
+weights, results = sys.argv[1:]
+name = os.path.basename(weights)
+variant, seed = name.split("_seed")
+value = 60.0 + 5 * (variant == "good") + 0.3 * int(seed) ** 2
+record = {**json.loads(RECORD), "checkpoint": {"name": name, "sha256": ""}, "value": value, "trial": 0}
+with open(results, "a") as stream:
+    stream.write(json.dumps(record) + "\\n")
+    stream.write(json.dumps({**record, "task": "not asked for"}) + "\\n")
+"""
+
+
+@pytest.fixture
+def suite(tmp_path, monkeypatch) -> Path:
+    """A study of two variants and three seeds, whose programs take no time, and what they wrote."""
+    from momentum_transfer.core.records import make_record
+
+    record = make_record("knn", "top1", 0.0, checkpoint={"name": "", "sha256": ""})
+    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
+    (tmp_path / "score.py").write_text(f"RECORD = {json.dumps(record)!r}\n{SCORE}", encoding="utf-8")
+    compare = {"name": "good − bad", "y": "knn top1", "first": {"variant": "good"}, "second": {"variant": "bad"}}
+    compare |= {"primary": True, "expected": "ahead", "margin": 1}
+    content = {
+        "name": "study_mine",
+        "pretrain": {
+            "config": str(CONFIGS / "smoke" / "momentum2_digits.yaml"), "command": str(tmp_path / "train.py"),
+            "variants": {"bad": {}, "good": {}}, "seeds": [3, 4, 5],
+        },
+        "tasks": [{"name": "knn", "command": f"{tmp_path / 'score.py'} {{weights}} {{results}}"}],
+        "study": {
+            "claim": "Is good better?", "seeds": 3, "compare": [compare],
+            "checks": [{"name": "left", "curve": "loss", "step": 30, "below": 1.5}],
+        },
+    }  # fmt: skip
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
+    monkeypatch.setattr(study_records, "shipped", lambda name: tmp_path / "records" / f"{name}.tar.xz")
+    for name, seed in ((f"{variant}_seed{seed}", seed) for variant in ("bad", "good") for seed in (3, 4, 5)):
+        folder = tmp_path / "out" / "pretrained" / name
+        program(tmp_path / "train.py", "SEED", seed, "OUTPUT_DIR", folder)
+        program(tmp_path / "score.py", folder, tmp_path / "out" / "results.jsonl")
+    return path
+
+
+def program(*words: object) -> None:
+    subprocess.run([sys.executable, *map(str, words)], check=True)
+
+
+def ran(suite: Path, *words: object) -> str:
+    told = run_tool("study", suite, *words)
+    assert told.returncode == 0, told.stderr + told.stdout
+    return told.stdout
+
+
+def test_what_was_packed_gives_the_same_table_and_cells_run_again_agree(suite, tmp_path):
+    ran(suite, "--table", "--output", tmp_path / "out")
+    table = (tmp_path / "out" / "study.md").read_text(encoding="utf-8")
+    assert "| good − bad | 70.0 ± 2.41 (n 3) | 65.0 ± 2.41 (n 3) | +5.00 [+5.00, +5.00] | 0 | better | ahead |" in table
+    assert "Check: left (loss below 1.5 at step 30): 6 of 6 runs." in table
+    ran(suite, "--pack", "--output", tmp_path / "out")
+    shipped = tmp_path / "records" / "mine.tar.xz"
+    study_records.unpack(shipped, tmp_path / "new")
+    assert "not asked for" not in (tmp_path / "new" / "results.jsonl").read_text(encoding="utf-8")
+    ran(suite, "--table", "--output", tmp_path / "new")
+    assert (tmp_path / "new" / "study.md").read_text(encoding="utf-8") == table
+    first = shipped.read_bytes()
+    ran(suite, "--pack", "--output", tmp_path / "new")
+    assert shipped.read_bytes() == first  # nothing of when and where
+    assert ran(suite, "--verify", "2", "--output", tmp_path / "out").count("bit-equal") == 2
+
+
+def test_a_score_that_another_machine_cannot_explain_fails_the_verification(suite, tmp_path):
+    results = tmp_path / "out" / "results.jsonl"
+    lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    results.write_text("".join(json.dumps({**line, "value": line["value"] + 0.1}) + "\n" for line in lines))
+    ran(suite, "--pack", "--output", tmp_path / "out")
+    told = run_tool("study", suite, "--verify", "1", "--output", tmp_path / "out")
+    assert told.returncode == 1
+    assert "bits must be equal" in told.stdout
+    assert "within seeds' noise" in told.stdout
+
+
+def test_records_that_do_not_ship_or_are_damaged_are_refused(suite, tmp_path):
+    missing = run_tool("study", suite, "--verify", "1")
+    assert (missing.returncode, "expected the records of the study in" in missing.stderr) == (2, True)
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "mine.tar.xz").write_bytes(b"no archive")
+    damaged = run_tool("study", suite, "--verify", "1")
+    assert (damaged.returncode, "check it out again" in damaged.stderr) == (2, True)
+
+
+def test_scores_of_another_machine_agree_within_seeds_noise_only():
+    def record(name, value):
+        return {"task": "knn", "metric": "top1", "checkpoint": {"name": name}, "value": value}
+
+    runs = {f"a_seed{seed}": {"variant": "a", "settings": {}, "seed": seed} for seed in range(3)}
+    before = [record(f"a_seed{seed}", 60.0 + seed) for seed in range(3)]  # a standard deviation of 1
+    again = [record("a_seed0", 60.0), record("a_seed1", 63.5), record("a_seed2", 70.0)]
+    other = study_records.agreement(before, again, runs, same=False)
+    assert [row[-1] for row in other] == [True, True, False]
+    assert [row[-2] for row in other] == ["bit-equal", "within seeds' noise (±3)", "apart (±3)"]
+    assert [row[-1] for row in study_records.agreement(before, again, runs, same=True)] == [True, False, False]
+
+
+def missing_rows(table: str, page: str) -> list[str]:
+    """Rows of a study's table, and its sentence, that the page does not have."""
+    rows = [
+        line for line in table.splitlines() if line.startswith(("| ", "- In short")) and not line.startswith("| ---")
+    ]
+    return [row for row in rows if row.removeprefix("- ") not in page]
+
+
+def test_a_page_without_a_row_of_its_study_is_noticed(suite, tmp_path):
+    ran(suite, "--table", "--output", tmp_path / "out")
+    table = (tmp_path / "out" / "study.md").read_text(encoding="utf-8")
+    assert "In short: good − bad: +5.00 [+5.00, +5.00] points, better." in table
+    assert missing_rows(table, table) == []
+    assert len(missing_rows(table, table.replace("70.0", "71.0"))) == 1
+    assert len(missing_rows(table, table.replace("points, better", "points, worse"))) == 1
+
+
+@pytest.mark.parametrize("archive", sorted((ROOT / "studies" / "records").glob("*.tar.xz")), ids=lambda file: file.name)
+def test_the_claims_page_has_every_row_of_the_records_that_ship(archive, tmp_path):
+    study_records.unpack(archive, tmp_path)
+    ran(Path(archive.name.removesuffix(".tar.xz")), "--table", "--output", tmp_path)
+    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    assert missing_rows((tmp_path / "study.md").read_text(encoding="utf-8"), page) == []
+
+
+def test_the_records_that_ship_are_small():
+    files = list((ROOT / "studies" / "records").glob("*.tar.xz"))
+    assert sum(file.stat().st_size for file in files) < 5_000_000
