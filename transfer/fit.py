@@ -86,8 +86,9 @@ def settings_of_data(cfg: CfgNode, sets: Sequence[DetectionData]) -> list[Fitted
     if NETWORKS[cfg.MODEL.META_ARCHITECTURE][0] != "detection":
         return found
     segmentations = [entry.get("segmentation") for data in sets for entry in data.load()["annotations"]]
-    if cfg.MODEL.MASK_ON and not all(segmentations):
-        found.append(FittedSetting("MODEL.MASK_ON", False, "the set has boxes only"))
+    if cfg.MODEL.MASK_ON and (cfg.SEMI.TEACHER or not all(segmentations)):
+        why = "a teacher's labels are boxes" if cfg.SEMI.TEACHER else "the set has boxes only"
+        found.append(FittedSetting("MODEL.MASK_ON", False, why))
     elif cfg.MODEL.MASK_ON and any(isinstance(one, dict) for one in segmentations):
         found.append(FittedSetting("INPUT.MASK_FORMAT", "bitmask", "masks are run lengths"))
     return found

@@ -105,9 +105,7 @@ def _of_folder(folder: Path, sets: Sequence[DetectionData]) -> list[AnnotatedIma
 
 
 def labels_of(cfg: CfgNode, sets: Sequence[DetectionData], test: Sequence[DetectionData], seed: int) -> dict[str, int]:
-    """How many training images keep their labels and how many the teacher labels, for records; empty without SEMI."""
-    if not cfg.SEMI.TEACHER and cfg.SEMI.LABELLED == 100:
-        return {}
+    """How many training images have labels and how many the teacher labels, for records."""
     labelled, _ = split_labels(cfg, training_images(cfg, sets), seed)
     others = unlabelled_images(cfg, sets, test, seed) if cfg.SEMI.TEACHER else []
     return {"labelled": len(labelled), "unlabelled": len(others)}
@@ -117,7 +115,7 @@ def check_labels(cfg: CfgNode, sets: Sequence[DetectionData], test: Sequence[Det
     """Say what is labelled and what is not; refuse draws that are not there, and unlabelled images that test."""
     for seed in range(cfg.SEED, cfg.SEED + cfg.TRIALS):
         found = labels_of(cfg, sets, test, seed)
-        if found and seed == cfg.SEED:
+        if seed == cfg.SEED:
             without = f", {counted(found['unlabelled'], 'image')} for the teacher to label" * cfg.SEMI.TEACHER
             say(f"{counted(found['labelled'], 'training image')} with labels{without}")
         if not cfg.SEMI.TEACHER:
