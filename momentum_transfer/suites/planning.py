@@ -40,7 +40,7 @@ def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path, presets: 
             files = {name: str(file) for name, (file, _) in sweep.checkpoints(run, job.folder).items()}
             own.append((run, job, files))
             planner.chosen |= dict.fromkeys(files, run.preset) if run.preset else {}
-    names = [name for _, files in own for name in files]
+    names = [name for _, _, files in own for name in files]
     planner.chosen |= read_choices(presets, suite.presets, [*names, *map(weights_name, checkpoints)])
     jobs: list[Job] = []
     known: dict[str, str] = {}

@@ -75,12 +75,14 @@ def _number(text: str) -> float:
 def unlabelled_images(
     cfg: CfgNode, sets: Sequence[DetectionData], test: Sequence[DetectionData], seed: int
 ) -> list[AnnotatedImage]:
-    """What the teacher labels: SEMI.UNLABELLED's images without those of the sets, or the rest of the training images.
+    """What the teacher labels: the other training images, or those of SEMI.UNLABELLED that neither train nor test.
 
     InputError for none.
     """
     if cfg.SEMI.UNLABELLED:
-        rest = _of_folder(Path(cfg.SEMI.UNLABELLED).expanduser(), [*sets, *test])
+        trained = [image.file for image in training_images(cfg, sets)]
+        tested = [one.image_path(image) for one in test for image in one.load()["images"]]
+        rest = _of_folder(Path(cfg.SEMI.UNLABELLED).expanduser(), [*trained, *tested])
     else:
         _, rest = split_labels(cfg, training_images(cfg, sets), seed)
     if not rest:
@@ -91,11 +93,11 @@ def unlabelled_images(
     return rest
 
 
-def _of_folder(folder: Path, sets: Sequence[DetectionData]) -> list[AnnotatedImage]:
-    """The folder's images, except the files that the sets name: they have their part already."""
+def _of_folder(folder: Path, others: Sequence[Path]) -> list[AnnotatedImage]:
+    """The folder's images, except ``others``."""
     if not folder.is_dir():
         raise InputError(f"expected a folder of images at {folder} (--unlabelled), found none; check the path")
-    known = {os.path.realpath(one.image_path(image)) for one in sets for image in one.load()["images"]}
+    known = set(map(os.path.realpath, others))
     files = [image.path for image in find_images([folder]) if os.path.realpath(image.path) not in known]
     found = []
     for number, file in enumerate(files, 1):
