@@ -172,7 +172,7 @@ def schedule_of(cfg: CfgNode) -> Schedule:
 
 
 def _draw_labels(cfg: CfgNode, task: Task[Any], teacher: MeanTeacher, seed: int, folder: Path) -> None:
-    """Draw what the teacher labels on the first images of its order, as at test."""
+    """Draw what the teacher finds on the first images without labels."""
     images = unlabelled_images(cfg, task.train, task.test, seed)[: cfg.TEST.VISUALS]
     mapper = detection_run.mapper_of(cfg, train=True)
     samples = [mapper.train(image, np.random.default_rng(seed)) for image in images]

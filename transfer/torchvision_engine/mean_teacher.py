@@ -60,7 +60,7 @@ class MeanTeacher:
             )
         images = semi.IMS_PER_BATCH // world_size()
         groups = images // semi.TEACHER_GROUP if semi.TEACHER_GROUP and self.norm in OWN_BATCH else 1
-        if self.norm in ("MomentumBN", "SyncBN") or groups > 1:
+        if semi.TEACHER_NORM in ("BN", "SyncBN", "MomentumBN") or groups > 1:
             replace_batch_norm(self.network, Norm(self.norm, groups=groups))
             _affine_as_in(student, self.network)
             self.network.to(student.device)
@@ -86,7 +86,10 @@ class MeanTeacher:
         if not self.begun:
             copy_student(self.student, self.network)
             self.begun = True
-        found = [d.select(d.scores >= self.semi.THRESHOLD) for d in self._detect(others)]
+        self._normalise_own_batches()
+        every = self._detect(others)
+        self._highest = max([self._highest, *(float(one.scores.max()) for one in every if len(one))])
+        found = [one.select(one.scores >= self.semi.THRESHOLD) for one in every]
         pairs = [(sample, one) for sample, one in zip(others, found, strict=True) if len(one)]
         self._factor = len(pairs) / len(others)
         self._count(others, found, step)
@@ -98,13 +101,15 @@ class MeanTeacher:
     @torch.no_grad()
     def _detect(self, samples: Sequence[Sample]) -> list[Detections]:
         """Detections on the weak views, in pixels of these."""
+        found: list[Detections] = self.network([_in_own_pixels(s) for s in samples])
+        return found
+
+    def _normalise_own_batches(self) -> None:
+        """Let the BN layers use their batch's statistics, if the norm does; a frozen backbone's stay as they are."""
         self.network.eval()
         own = self.norm in OWN_BATCH or self.norm == "SyncBN"
         for layer, twin in zip(_batch_norms(self.network), _batch_norms(self.student), strict=True):
-            layer.train(own and twin.training)  # a frozen backbone's stay as they are
-        found = self.network([replace(s, height=s.image.shape[-2], width=s.image.shape[-1]) for s in samples])
-        self._highest = max([self._highest, *(float(one.scores.max()) for one in found if len(one))])
-        return found
+            layer.train(own and twin.training)
 
     def _count(self, samples: Sequence[Sample], found: Sequence[Detections], step: int) -> None:
         boxes = sum(len(one) for one in found)
@@ -138,7 +143,11 @@ class MeanTeacher:
             commit_pair(self.histories)
 
     def draw(self, samples: Sequence[Sample], folder: Path, names: Sequence[str], bgr: bool) -> list[Path]:
-        """Write the teacher's boxes on weak views as ``teacher_<stem>.png``, beside the truth where that is known."""
+        """Write the teacher's boxes as ``teacher_<stem>.png``, beside the truth where that is known.
+
+        BN uses its running statistics: this may be called on one process of several.
+        """
+        self.network.eval()
         written, classes = [], dict(enumerate(names))
         folder.mkdir(parents=True, exist_ok=True)
         for sample, found in zip(samples, self._detect(samples), strict=True):
@@ -152,6 +161,11 @@ class MeanTeacher:
             with atomic_path(written[-1]) as temporary:
                 beside(*shown).save(temporary)
         return written
+
+
+def _in_own_pixels(sample: Sample) -> Sample:
+    """Detections are scaled back to these sizes."""
+    return replace(sample, height=sample.image.shape[-2], width=sample.image.shape[-1])
 
 
 def _strong(sample: Sample) -> Tensor:

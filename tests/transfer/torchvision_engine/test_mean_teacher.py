@@ -135,6 +135,7 @@ def stem_outputs(network, samples):
     hook = network.network.backbone.bottom_up.bn1.register_forward_hook(
         lambda _, x, y: seen.update(x=x[0].clone(), y=y.clone())
     )
+    network._normalise_own_batches()
     network._detect(samples)
     hook.remove()
     return seen["x"], seen["y"]
@@ -306,8 +307,8 @@ def test_two_processes_equal_one_on_the_same_batches(tmp_path):
 
 
 def test_only_bn_layers_of_a_backbone_that_trains_use_their_own_batch():
-    student, teacher, samples = taught("retinanet")
+    student, teacher, _ = taught("retinanet")
     student.backbone.bottom_up.bn1.eval()
-    teacher._detect(samples)
+    teacher._normalise_own_batches()
     layers = [m.training for m in teacher.network.modules() if isinstance(m, nn.BatchNorm2d)]
     assert layers.count(False) == 1
