@@ -59,6 +59,11 @@ class MeanTeacher:
                 "MODEL.RESNETS.NORM BN, or SEMI.TEACHER_NORM student"
             )
         images = semi.IMS_PER_BATCH // world_size()
+        if semi.TEACHER_GROUP and images % semi.TEACHER_GROUP:
+            raise InputError(
+                f"expected SEMI.TEACHER_GROUP to divide a process's {images} unlabelled images, found "
+                f"{semi.TEACHER_GROUP}; raise SEMI.IMS_PER_BATCH, or set it 0"
+            )
         groups = images // semi.TEACHER_GROUP if semi.TEACHER_GROUP and self.norm in OWN_BATCH else 1
         if semi.TEACHER_NORM in ("BN", "SyncBN", "MomentumBN") or groups > 1:
             replace_batch_norm(self.network, Norm(self.norm, groups=groups))

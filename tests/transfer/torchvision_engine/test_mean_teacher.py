@@ -312,3 +312,8 @@ def test_only_bn_layers_of_a_backbone_that_trains_use_their_own_batch():
     teacher._normalise_own_batches()
     layers = [m.training for m in teacher.network.modules() if isinstance(m, nn.BatchNorm2d)]
     assert layers.count(False) == 1
+
+
+def test_a_group_that_does_not_divide_a_processs_images_is_refused():
+    with pytest.raises(InputError, match=r"SEMI.TEACHER_GROUP to divide a process's 2 unlabelled images, found 4"):
+        taught("retinanet", "SEMI.TEACHER_GROUP", "4")
