@@ -473,6 +473,8 @@ def _semi_problems(cfg: CfgNode) -> Iterator[str]:
     semi = cfg.SEMI
     if task_name(cfg) != "detection":
         yield "expected a detector with settings of SEMI, found a segmenter; leave them out"
+    if cfg.FEW_SHOT.NOVEL:
+        yield "expected FEW_SHOT.NOVEL or settings of SEMI, found both; leave one of them out"
     if semi.SPLITS and semi.LABELLED == 100:
         yield "expected SEMI.LABELLED below 100 with SEMI.SPLITS, found 100; set the draw's percentage"
     if not semi.TEACHER:

@@ -128,6 +128,7 @@ def test_no_unlabelled_images_are_refused_with_the_next_step(opened, tmp_path):
         ),
         ("SEMI.TEACHER True MODEL.MASK_ON False SEMI.TEACHER_GROUP 3", "SEMI.TEACHER_GROUP that divides"),
         ("SEMI.UNLABELLED somewhere", "expected SEMI.TEACHER True with SEMI.UNLABELLED"),
+        ("SEMI.LABELLED 50 FEW_SHOT.NOVEL ['square']", "expected FEW_SHOT.NOVEL or settings of SEMI, found both"),
         ("SEMI.SPLITS some.json", "expected SEMI.LABELLED below 100 with SEMI.SPLITS"),
     ],
 )
