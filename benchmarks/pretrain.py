@@ -22,16 +22,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from momentum_transfer.backbones.norms import Norm
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
+from momentum_transfer.backbones.teacher import move_parameters
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.machine import keep_freed_memory
 from momentum_transfer.pretrain.heads import mlp
 from momentum_transfer.pretrain.methods.method import Branch, TeacherRule
 from momentum_transfer.pretrain.methods.momentum2 import Momentum2Teacher
-from momentum_transfer.pretrain.norms import Norm
 from momentum_transfer.pretrain.optimizers import build_optimizer
-from momentum_transfer.pretrain.teacher import move_parameters
 
 #: architecture, image side, batch on the CPU, batch on a GPU, hidden units
 SIZES = {"resnet18": (32, 64, 1024, 512), "resnet50": (224, 4, 256, 4096)}

@@ -12,7 +12,7 @@ student in one batch, with the same BN statistics.
 
 Without a teacher this is plain FixMatch: the weak views join the same forward, and no gradient flows through their
 labels. A teacher is a moving average of the student's parameters, updated after the optimizer's step; how it normalises
-is a choice of ``pretrain/norms``: BN (the statistics of its own batch), SyncBN, ShuffleBN, GN, IN, EMAN (a moving
+is a choice of ``backbones/norms``: BN (the statistics of its own batch), SyncBN, ShuffleBN, GN, IN, EMAN (a moving
 average of the student's statistics), the proxy norms of table 8, Momentum BN. It serves training alone: the student is
 what is evaluated ("the teacher model is discarded once training finished", EMAN section 3.1).
 
@@ -32,8 +32,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from momentum_transfer.backbones import norms
 from momentum_transfer.backbones.batch_statistics import has_batch_norm
 from momentum_transfer.backbones.build import Backbone, build_backbone
+from momentum_transfer.backbones.norms import Norm
+from momentum_transfer.backbones.teacher import copy_student, shuffled_forward, update_teacher
 from momentum_transfer.core import distributed
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say
@@ -44,9 +47,6 @@ from momentum_transfer.lowshot.augment import SeededView, WeakAndStrong
 from momentum_transfer.lowshot.classifier import Classifier, Run, Setup, accuracy, fit, shared_over_processes
 from momentum_transfer.lowshot.labelled_data import LabelledData, Stream, steps_of, training_batches
 from momentum_transfer.lowshot.presets import FixMatchPreset, FixMatchSetting
-from momentum_transfer.pretrain import norms
-from momentum_transfer.pretrain.norms import Norm
-from momentum_transfer.pretrain.teacher import copy_student, shuffled_forward, update_teacher
 
 #: Normalisations that FixMatch's student and teacher may have.
 STUDENTS = tuple(name for name in norms.STUDENT_NORMS if name != "MomentumBN")

@@ -91,7 +91,7 @@ FINETUNE["own"] = FINETUNE["eman"]  # as LINEAR's
 class FixMatchPreset:
     """FixMatch (arXiv 2001.07685) with ImageNet's settings of EMAN section 5.3.
 
-    ``teacher`` is its normalisation, of ``TEACHER_NORMS`` of pretrain/norms, or None for plain FixMatch, whose student
+    ``teacher`` is its normalisation, of ``TEACHER_NORMS`` of backbones/norms, or None for plain FixMatch, whose student
     labels its own weak views, one forward for all. Every momentum is the weight of the new value; papers print 1 − it.
     """
 
@@ -101,7 +101,7 @@ class FixMatchPreset:
     statistics_momentum: float | None = None  # of EMAN's statistics, None for ``momentum``; 1 copies the student's
     bn_momentum: float = 0.1  # of running statistics; the student's, and under "TeacherPN" the teacher's too
     alpha: float = 0.064  # of a "MomentumBN" teacher: constant weight of the batch, as Momentum² Teacher has it in MoCo
-    teacher_groups: int = 1  # virtual processes within a teacher's batch of weak views (pretrain/norms/batch_norm.py)
+    teacher_groups: int = 1  # virtual processes within a teacher's batch of weak views (backbones/norms/batch_norm.py)
     batch_size: int = 64
     unlabelled_ratio: int = 5  # μ, unlabelled images for a labelled one
     weight: float = 10.0  # λ of the unlabelled loss

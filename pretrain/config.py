@@ -157,7 +157,7 @@ def norms(cfg: CfgNode) -> set[str]:
 
 def norms_of_own_batch(cfg: CfgNode) -> list[str]:
     """Norms whose batch statistics depend on the number of processes; NORM.GROUP_SIZE fixes how many they see."""
-    from momentum_transfer.pretrain.norms import OWN_BATCH  # imports torch, which takes seconds, as below
+    from momentum_transfer.backbones.norms import OWN_BATCH  # imports torch, which takes seconds, as below
 
     return sorted(norms(cfg).intersection(OWN_BATCH)) if cfg.METHOD.NAME != "random" else []
 
@@ -169,8 +169,8 @@ def check_settings(cfg: CfgNode) -> None:
         InputError: names the key, its value and what would be right.
     """
     from momentum_transfer.backbones.build import named_architecture
+    from momentum_transfer.backbones.norms import check_norms
     from momentum_transfer.core.devices import check_device
-    from momentum_transfer.pretrain.norms import check_norms
 
     check(cfg, SETTINGS)
     named_architecture(cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM)

@@ -15,6 +15,7 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from momentum_transfer.backbones.norms import use_fused_sync
 from momentum_transfer.core import distributed
 from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.devices import workers_without_measuring
@@ -26,7 +27,6 @@ from momentum_transfer.images.datasets import LabelledImages
 from momentum_transfer.images.subsets import full_size, without_class
 from momentum_transfer.pretrain.methods import Method, build_method
 from momentum_transfer.pretrain.monitor import KnnMonitor
-from momentum_transfer.pretrain.norms import use_fused_sync
 from momentum_transfer.pretrain.optimizers import build_optimizer
 from momentum_transfer.pretrain.pipeline import TrainingBatches, build_images, evaluation_images, settle_views
 from momentum_transfer.pretrain.plan import PretrainingPlan, concerns, describe, make_plan

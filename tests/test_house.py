@@ -16,8 +16,6 @@ FLOORS = (
 #: Room -> its folder. The rooms that a user opens lie at the top and are links in the package.
 FOLDERS = {room: room if (ROOT / room).is_dir() else f"{PACKAGE}/{room}" for floor in FLOORS for room in floor}
 LINKED = [room for room, folder in FOLDERS.items() if folder == room]
-#: FixMatch is a teacher-student method that lives with the few-label evaluations.
-EXCEPTIONS = {("lowshot/fixmatch.py", "pretrain.teacher"), ("lowshot/fixmatch.py", "pretrain.norms")}
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -77,7 +75,7 @@ def test_imports_go_down_only():
         sideways = floor[target] == floor[source] == 1 and target != source
         if floor[target] > floor[source] or sideways:
             upward.add((file, name.removeprefix(f"{PACKAGE}.")))
-    assert upward == EXCEPTIONS
+    assert not upward
 
 
 def test_rooms_are_imported_as_parts_of_the_package_never_by_their_bare_names():

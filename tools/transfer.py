@@ -9,6 +9,8 @@ comparison, and `--weights none` the whole detector of the settings, another one
 Your own set, in COCO's JSON, VOC's XML or YOLO's text (docs/tutorial.md):
 
     python tools/transfer.py --config transfer/own_small --weights OUT.pkl --train IMAGES --split 0.8
+
+With `--unlabelled FOLDER` a teacher labels more images for it (docs/how-to/few-labels.md).
 """
 
 import argparse
@@ -57,6 +59,8 @@ def _resolved(args: argparse.Namespace, source: Any = None) -> tuple[Any, Any, A
         overrides += [word for one in architecture_settings(parse_architecture(args.arch)) for word in one.words]
     own = OwnSource(args.train, args.val, args.split, args.title, args.images)
     overrides += ["FEW_SHOT.NOVEL", repr(args.novel)] if args.novel else []
+    if args.unlabelled is not None:
+        overrides += ["SEMI.TEACHER", "True", "SEMI.UNLABELLED", str(args.unlabelled)]
     overrides += args.overrides
     cfg, opened = load_for(args.config, overrides, own, weights=args.weights or "", resume=args.resume, read=source)
     weights = args.weights or cfg.MODEL.WEIGHTS
@@ -91,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
     add("--val", metavar="FOLDER_OR_FILE", help="the images that test; or:")
     add("--split", type=float, metavar="FRACTION", help="fraction of --train's images that train")
     add("--images", metavar="DIR", help="where the images of --train lie, if not beside the labels")
+    add("--unlabelled", type=Path, metavar="FOLDER", help="images without labels, which a mean teacher labels (SEMI.…)")
     add("--title", default="", metavar="NAME", help="name of the set in tables (default: the folder's)")
     add("--novel", nargs="+", metavar="CLASS", help="novel classes, as FEW_SHOT.NOVEL (docs/how-to/few-shot.md)")
     add("--minutes", type=float, metavar="M", help="a schedule of so long; the first of several runs decides")

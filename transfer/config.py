@@ -311,6 +311,30 @@ _OWN = table(
     Setting("MODEL.FCOS.SCORE_THRESH_TEST", 0.2, UNIT, "lowest score of a detection, with its centre-ness"),
     Setting("MODEL.FCOS.NMS_THRESH_TEST", 0.6, UNIT, "IoU above which NMS drops the weaker detection of a class"),
     Setting("MODEL.FCOS.TOPK_CANDIDATES_TEST", 1000, COUNT, "best candidates of a level before NMS"),
+    Setting("SEMI.TEACHER", False, SWITCH,
+            "a mean teacher labels images without labels for the detector, from SEMI.BURN_IN on"),
+    Setting("SEMI.LABELLED", 100.0, Number(0, 100, above=True, unit="%"),
+            "part of the training images that keep their labels, drawn by the trial's seed"),
+    Setting("SEMI.SPLITS", "", ANY_PATH,
+            "JSON of published draws {percent: {seed: [place among the images with objects]}}, for SEMI.LABELLED"),
+    Setting("SEMI.UNLABELLED", "", ANY_PATH,
+            "as --unlabelled: a folder of images; empty: the training images that lose their labels"),
+    Setting("SEMI.IMS_PER_BATCH", 16, Number(1, whole=True, unit="images"),
+            "images for the teacher to label in a step of all processes together"),
+    Setting("SEMI.BURN_IN", 2000, _STEPS_OR_NONE, "first part of training, on labels alone"),
+    Setting("SEMI.THRESHOLD", 0.7, NOT_NEGATIVE, "lowest score of a detection that becomes a label; above 1: none"),
+    Setting("SEMI.WEIGHT", 4.0, NOT_NEGATIVE, "weight of the losses on the teacher's labels"),
+    Setting("SEMI.BOX_LOSS", False, SWITCH, "the box losses on the teacher's labels count too"),
+    Setting("SEMI.FOCAL_GAMMA", 0.0, NOT_NEGATIVE,
+            "exponent of a focal loss instead of the second stage's cross-entropy; 0: cross-entropy"),
+    Setting("SEMI.EMA", 0.9996, UNIT, "weight of the teacher's own parameters in their moving average"),
+    Setting("SEMI.TEACHER_NORM", "student", Choice(("student", "BN", "SyncBN", "FrozenBN", "EMAN", "MomentumBN")),
+            "how the teacher's BN layers normalise; student: BN of its own batch; others than BN are the student's"),
+    Setting("SEMI.TEACHER_GROUP", 0, COUNT_OR_NONE,
+            "images that the teacher's BN or Momentum BN normalises together; 0: all of a process"),
+    Setting("SEMI.ALPHA", 0.5, UNIT, "weight of the batch in the teacher's Momentum BN, the rest its history's"),
+    Setting("SEMI.STRONG_LABELLED", False, SWITCH, "labelled images come in their strong view besides"),
+    Setting("SEMI.RESULT", "teacher", Choice(("teacher", "student")), "the network that is kept and scored"),
     Setting("INPUT.CROP.SINGLE_CATEGORY_MAX_AREA", 1.0, UNIT,
             "largest fraction of a segmenter's crop that one class should fill"),
     Setting("SOLVER.AMP.PRECISION", "float16", Choice(("float16", "bfloat16")), "where SOLVER.AMP.ENABLED"),
@@ -362,6 +386,11 @@ def task_name(cfg: CfgNode) -> str:
     return NETWORKS[cfg.MODEL.META_ARCHITECTURE][0]
 
 
+def few_labels(cfg: CfgNode) -> bool:
+    """Whether any setting of SEMI is another than its default."""
+    return any(value_of(cfg, key) != one.default for key, one in SETTINGS.items() if key.startswith("SEMI."))
+
+
 def synchronises_on_cpu(cfg: CfgNode) -> bool:
     """Whether BN statistics would be shared between torchrun's processes on a CPU, which torch cannot do."""
     from momentum_transfer.core.devices import runs_on_cpu  # imports torch, which takes seconds
@@ -385,9 +414,13 @@ def decisive(cfg: CfgNode, evaluation: bool = True) -> CfgNode:
 
     kept = cfg.clone()
     kept.defrost()
+    if not few_labels(cfg):
+        del kept["SEMI"]  # so that it is no part of the name of settings without it
     for split in ("TRAIN", "TEST"):
         kept.DATASETS[split] = type(cfg.DATASETS[split])(content_name(name) for name in cfg.DATASETS[split])
     for setting in SETTINGS.values():
+        if setting.key.startswith("SEMI."):
+            continue
         if setting.decides == NOTHING or (setting.decides == SCORES and not evaluation):
             section, _, name = setting.key.rpartition(".")
             del (value_of(kept, section) if section else kept)[name]
@@ -418,6 +451,8 @@ def _contradictions(cfg: CfgNode) -> Iterator[str]:
         yield f"expected two ascending sizes in INPUT.MIN_SIZE_TRAIN for a range, found {list(sizes)}"
     if cfg.SOLVER.NESTEROV and not cfg.SOLVER.MOMENTUM:
         yield "expected SOLVER.MOMENTUM above 0 with SOLVER.NESTEROV, found 0"
+    if few_labels(cfg):
+        yield from _semi_problems(cfg)
     yield from backbone_problems(cfg)
     for name in ("RPN", "ROI_HEADS", "RETINANET"):
         if len(cfg.MODEL[name].IOU_LABELS) != len(cfg.MODEL[name].IOU_THRESHOLDS) + 1:
@@ -431,6 +466,28 @@ def _contradictions(cfg: CfgNode) -> Iterator[str]:
     dense = {"FCOS": cfg.MODEL.FCOS.NORM, "RetinaNet": cfg.MODEL.RETINANET.NORM}
     if dense.get(cfg.MODEL.META_ARCHITECTURE) == "GN" and cfg.MODEL.FPN.OUT_CHANNELS % 32:
         yield f"expected a multiple of 32 in MODEL.FPN.OUT_CHANNELS for GN, found {cfg.MODEL.FPN.OUT_CHANNELS}"
+
+
+def _semi_problems(cfg: CfgNode) -> Iterator[str]:
+    """What a teacher and few labels cannot be combined with."""
+    semi = cfg.SEMI
+    if task_name(cfg) != "detection":
+        yield "expected a detector with settings of SEMI, found a segmenter; leave them out"
+    if cfg.FEW_SHOT.NOVEL:
+        yield "expected FEW_SHOT.NOVEL or settings of SEMI, found both; leave one of them out"
+    if semi.SPLITS and semi.LABELLED == 100:
+        yield "expected SEMI.LABELLED below 100 with SEMI.SPLITS, found 100; set the draw's percentage"
+    if not semi.TEACHER:
+        if semi.UNLABELLED:
+            yield "expected SEMI.TEACHER True with SEMI.UNLABELLED, found False; without a teacher nobody labels"
+        return
+    if cfg.MODEL.MASK_ON:
+        yield "expected MODEL.MASK_ON False with SEMI.TEACHER, whose labels are boxes, found True; set it False"
+    if semi.BURN_IN >= cfg.SOLVER.MAX_ITER:
+        yield f"expected SEMI.BURN_IN below SOLVER.MAX_ITER {cfg.SOLVER.MAX_ITER}, found {semi.BURN_IN}; lower it"
+    if semi.TEACHER_GROUP and semi.IMS_PER_BATCH % semi.TEACHER_GROUP:
+        images = semi.IMS_PER_BATCH
+        yield f"expected a SEMI.TEACHER_GROUP that divides SEMI.IMS_PER_BATCH {images}, found {semi.TEACHER_GROUP}"
 
 
 def backbone_problems(cfg: CfgNode) -> Iterator[str]:

@@ -233,11 +233,12 @@ def _timed(experiment: Experiment, device: torch.device) -> tuple[float, float]:
     initialise(detector, experiment.initial)
     training = build_training(cfg, detector.to(device), Position(0, (), ()))
     detector.train()
-    batches = iter(training_loader(cfg, task, cfg.SEED, 0))
+    first = cfg.SEMI.BURN_IN if cfg.SEMI.TEACHER else 0  # after the burn-in steps are longest
+    batches = iter(training_loader(cfg, task, cfg.SEED, first))
     steps: list[float] = []
     begun = time.monotonic()
     for number in range(1 + STEPS):
-        steps.append(timed_step(training, batches, number))
+        steps.append(timed_step(training, batches, first + number))
         if time.monotonic() - begun > SECONDS and number:
             break
     del batches

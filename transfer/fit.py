@@ -86,8 +86,9 @@ def settings_of_data(cfg: CfgNode, sets: Sequence[DetectionData]) -> list[Fitted
     if NETWORKS[cfg.MODEL.META_ARCHITECTURE][0] != "detection":
         return found
     segmentations = [entry.get("segmentation") for data in sets for entry in data.load()["annotations"]]
-    if cfg.MODEL.MASK_ON and not all(segmentations):
-        found.append(FittedSetting("MODEL.MASK_ON", False, "the set has boxes only"))
+    if cfg.MODEL.MASK_ON and (cfg.SEMI.TEACHER or not all(segmentations)):
+        why = "a teacher's labels are boxes" if cfg.SEMI.TEACHER else "the set has boxes only"
+        found.append(FittedSetting("MODEL.MASK_ON", False, why))
     elif cfg.MODEL.MASK_ON and any(isinstance(one, dict) for one in segmentations):
         found.append(FittedSetting("INPUT.MASK_FORMAT", "bitmask", "masks are run lengths"))
     return found
@@ -113,6 +114,9 @@ def fit(
         FittedSetting("SOLVER.IMS_PER_BATCH", batch, why_batch),
         *_schedule(cfg, count, batch, machine, given, HIGHEST_RATE),
     ]
+    if cfg.SEMI.TEACHER:
+        run = _given(cfg, given, "MAX_ITER") or next(one.value for one in settings if one.key == "SOLVER.MAX_ITER")
+        settings += _teacher(batch, run)
     if cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and len(cfg.MODEL.ANCHOR_GENERATOR.SIZES) == 5:
         anchors = [[smallest * 2**level] for level in range(5)]
         why = f"a small box has {small * side:.0f} px at that size"
@@ -185,6 +189,18 @@ def _schedule(
         FittedSetting("SOLVER.WARMUP_ITERS", min(100, max(run // 10, 1)), "a tenth of the run, at most 100"),
         FittedSetting("SOLVER.CHECKPOINT_PERIOD", max(run // 4, 50), "four times"),
         FittedSetting("TEST.PRECISE_BN.NUM_ITER", min(50, max(-(-count // batch), 10)), "one pass, 10 to 50"),
+    ]
+
+
+def _teacher(batch: int, run: int) -> list[FittedSetting]:
+    """A mean teacher that labels as many images as have labels, and averages over a fraction of a short run."""
+    return [
+        FittedSetting("SEMI.IMS_PER_BATCH", batch, "as many as with labels"),
+        FittedSetting("SEMI.BURN_IN", run // 3, "a third of the run"),
+        FittedSetting(
+            "SEMI.EMA", round(min(1 - 5 / run, 0.9996), 4), "an average over a fifth of the run, at most .9996"
+        ),
+        FittedSetting("SEMI.STRONG_LABELLED", True, "few images need both views"),
     ]
 
 

@@ -21,7 +21,7 @@ from momentum_transfer.core.log import say, table
 from momentum_transfer.core.run_lock import alone_in
 from momentum_transfer.core.settings import dump, keep
 from momentum_transfer.transfer import any_backbone
-from momentum_transfer.transfer.config import check_settings, decisive, identity, task_name
+from momentum_transfer.transfer.config import check_settings, decisive, few_labels, identity, task_name
 from momentum_transfer.transfer.cost import cost_of, estimate
 from momentum_transfer.transfer.data.annotations import file_stem
 from momentum_transfer.transfer.data.few_shot import draw_of
@@ -46,6 +46,7 @@ from momentum_transfer.transfer.tasks.task import check_count
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
 from momentum_transfer.transfer.torchvision_engine.detectors import Detector, check_fits
 from momentum_transfer.transfer.torchvision_engine.engine import build
+from momentum_transfer.transfer.torchvision_engine.unlabelled import labels_of
 from momentum_transfer.verdicts.outcomes import in_groups
 
 #: Iterations from which on a few timed steps are a small part of the run.
@@ -291,6 +292,8 @@ class _Command:
             details |= {"draw": draw, "shots": cfg.FEW_SHOT.SHOTS}
         if dataset in task.overlap:
             details["overlap"] = task.overlap[dataset]
+        if task.train and few_labels(cfg):
+            details["labels"] = labels_of(cfg, task.train, task.test, cfg.SEED + trial)
         entries = []
         for found in task.evaluate(predictions):
             stem = f"{found.task}-{dataset}-{checkpoint['name']}-t{trial}"

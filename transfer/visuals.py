@@ -110,7 +110,8 @@ def draw_detections(data: DetectionData, results: Path, folder: Path, count: int
     for entry in data.load()["annotations"]:
         truth[entry["image_id"]].append(entry)
     for old in folder.glob("*.png"):
-        old.unlink()
+        if not old.name.startswith("teacher_"):  # of this run's training
+            old.unlink()
     written = []
     for prefix, image in chosen:
         opened = read_rgb(data.image_path(image))

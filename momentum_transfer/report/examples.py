@@ -23,6 +23,7 @@ _HEADINGS = {
     "": "random images, the same for all",
     "best_": "the best of each (F1 at IoU 0.5 on the image)",
     "worst_": "the worst of each",
+    "teacher_": "what the teacher labels, beside the truth where that is known",
 }
 
 

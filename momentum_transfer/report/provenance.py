@@ -54,6 +54,7 @@ def _block(name: str, records: Sequence[Record]) -> Provenance:
         "made of it": [change for changes in of("changes") for change in changes or ()],
         "size": [_size(record) for record in records],
         "dataset": of("dataset"),
+        "labels": [_labels(record) for record in records],
         "engine": of("engine"),
         "protocol": by_family(of("protocol")),
         "config (hash)": by_family(of("config")),
@@ -73,6 +74,15 @@ def _block(name: str, records: Sequence[Record]) -> Provenance:
 def _distinct(values: Sequence[Any]) -> tuple[str, ...]:
     """Distinct non-empty values as text, in the order of their first appearance."""
     return tuple(dict.fromkeys(str(value) for value in values if value not in (None, "")))
+
+
+def _labels(record: Record) -> str:
+    """Which images a detector with few labels learnt from."""
+    found = record.get("labels")
+    if not isinstance(found, Mapping):
+        return ""
+    rest = f", {found['unlabelled']} more that its teacher labelled" if found.get("unlabelled") else ""
+    return f"{found.get('labelled')} training images with labels{rest} ({record.get('protocol')})"
 
 
 def _size(record: Record) -> str:

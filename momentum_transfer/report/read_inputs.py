@@ -24,6 +24,8 @@ from momentum_transfer.suites.sweep import PlotRequest
 
 #: Files of a run folder: of a run without curves or images, and those that are read.
 _RUN_SIGNS = ("checkpoints", "backbone.safetensors", "results.jsonl")
+#: How a detector's teacher labels, in its metrics.jsonl.
+_TEACHER = ("pseudo_precision", "pseudo_recall", "pseudo_boxes")
 _STATE, _METRICS, _VISUALS = "suite_state.json", "metrics.jsonl", "visuals"
 _PATTERNS = ("conversion*.json", "errors_*.json")
 
@@ -264,8 +266,8 @@ def _read_json(path: Path, notices: list[str]) -> dict[str, Any]:
 
 
 def _curves(path: Path, run: str, notices: list[str]) -> list[Curve]:
-    """Of pretraining the loss, the embedding's spread and the learning rate; of what is trained on top its loss; of
-    both the accuracies that were taken on the way, and the seconds of a step."""
+    """Of pretraining the loss, the embedding's spread and the learning rate; of what is trained on top its loss, and
+    how right a teacher's labels are; of both the accuracies that were taken on the way, and the seconds of a step."""
     rows: dict[float, dict[str, Any]] = {}
     broken = 0
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -284,7 +286,7 @@ def _curves(path: Path, run: str, notices: list[str]) -> list[Curve]:
     pretraining = "embedding_std" in keys or not any(key.startswith(("loss_", "total_loss")) for key in keys)
     total = "total_loss" if "total_loss" in keys else "loss"  # Detectron2's name of it
     names = {key: key for key in ("loss", "embedding_std", "lr")} if pretraining else {total: "task_loss"}
-    names |= {key: key for key in sorted(keys) if key == "seconds" or key.endswith("top1")}
+    names |= {key: key for key in sorted(keys) if key == "seconds" or key.endswith("top1") or key in _TEACHER}
     curves = []
     for key, name in names.items():
         points = [(step, row[key]) for step, row in sorted(rows.items()) if _is_finite(row.get(key))]

@@ -20,7 +20,8 @@ from momentum_transfer.core.shipped import CONFIGS
 REFERENCE_DIR = CONFIGS / "reference"
 
 #: The short name of each paper, as it stands in a published row.
-_PAPERS = {"momentum2": "Momentum² Teacher", "rcf": "RCF", "eman": "EMAN", "fsdet": "FsDet's model zoo"}
+_PAPERS = {"momentum2": "Momentum² Teacher", "rcf": "RCF", "eman": "EMAN", "fsdet": "FsDet's model zoo",
+           "unbiased_teacher": "Unbiased Teacher"}  # fmt: skip
 
 _KINDS = ("label", "setting", "result")
 

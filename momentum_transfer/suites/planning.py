@@ -79,16 +79,16 @@ def plan(
         for run in sweep.runs():
             job = planner.pretraining(run)
             files = {name: str(file) for name, (file, _) in sweep.checkpoints(run, job.folder).items()}
-            own.append((job, files))
+            own.append((run, job, files))
             planner.chosen |= dict.fromkeys(files, run.preset) if run.preset else {}
-    names = [name for _, files in own for name in files]
+    names = [name for _, _, files in own for name in files]
     planner.chosen |= read_choices(presets, suite.presets, [*names, *map(weights_name, checkpoints)])
     jobs: list[Job] = []
     known: dict[str, str] = {}
-    for job, files in own:
+    for run, job, files in own:
         jobs.append(job)
         known |= files
-        jobs += [one for name, weights in files.items() for one in planner.jobs(weights, name, job)]
+        jobs += [one for name, weights in files.items() for one in planner.jobs(weights, name, job, run.seed)]
     for weights in dict.fromkeys(checkpoints):
         name = weights_name(weights)
         if name in known:
@@ -121,8 +121,8 @@ class _Planner:
         key = sha256_of_text(json.dumps([command, self._config_hashes(command)]))[:16]
         return Job(run.name, task, command, folder, (), key, self.output / "results.jsonl")
 
-    def jobs(self, weights: str, name: str, pretraining: Job | None = None) -> list[Job]:
-        """The tasks of one checkpoint; one that is still to be trained is known by its pretraining's key."""
+    def jobs(self, weights: str, name: str, pretraining: Job | None = None, seed: int = 0) -> list[Job]:
+        """The tasks of one checkpoint; one that is still to be trained is known by its pretraining's key and seed."""
         digest = pretraining.key if pretraining else _hash_of(weights)
         readable = pretraining is None and weights not in NO_FILES
         preset = words_of(self.suite.presets, weights if readable else None, name, self.chosen, self.read)
@@ -138,6 +138,7 @@ class _Planner:
                 "rescaled": str(self.output / name / "rescaled" / f"{name}_nr.pkl"),  # other weights, of another name
                 "folder": str(folder),
                 "results": str(results),
+                "seed": str(seed),
             }
             command = tuple(fill(word, places) for word in split(fill(task.command, preset), task.name))
             needs = (*([pretraining] if pretraining else []), *(jobs[need] for need in task.needs))

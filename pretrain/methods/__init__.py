@@ -7,6 +7,7 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.backbones.batch_statistics import has_batch_norm
 from momentum_transfer.backbones.build import Backbone, build_backbone, named_architecture
+from momentum_transfer.backbones.norms import FOLLOWS_STUDENT, Norm
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.core import distributed
 from momentum_transfer.core.errors import InputError
@@ -19,7 +20,6 @@ from momentum_transfer.pretrain.methods.method import Branch, Method, TeacherRul
 from momentum_transfer.pretrain.methods.moco import MoCo
 from momentum_transfer.pretrain.methods.momentum2 import Momentum2Teacher
 from momentum_transfer.pretrain.methods.simsiam import SimSiam
-from momentum_transfer.pretrain.norms import FOLLOWS_STUDENT, Norm
 
 #: Normalisations for networks without batch normalisation: the heads alone have them.
 _WITHOUT_BN = ("BN", "SyncBN", "ShuffleBN", "EMAN")

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.build import Backbone
+from momentum_transfer.backbones.norms.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
 from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.backbones.teacher import copy_student, shuffled_forward, update_teacher
 from momentum_transfer.backbones.timm_network import TimmBackbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.optimization import momentum_at
-from momentum_transfer.pretrain.norms.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
-from momentum_transfer.pretrain.teacher import copy_student, shuffled_forward, update_teacher
 
 
 class Method(nn.Module):

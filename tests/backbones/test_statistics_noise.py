@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn.functional import cosine_similarity
 
 from momentum_transfer.backbones.batch_statistics import distances, replace_batch_norm, statistics_noise
+from momentum_transfer.backbones.norms import Norm, set_alpha
+from momentum_transfer.backbones.norms.momentum_batch_norm import pair_norms
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.pretrain.norms import Norm, set_alpha
-from momentum_transfer.pretrain.norms.momentum_batch_norm import pair_norms
 
 
 def networks(alpha):

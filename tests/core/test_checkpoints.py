@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from momentum_transfer.backbones.convert import backbone_state
+from momentum_transfer.backbones.norms import Norm
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core import checkpoints as checkpoint
 from momentum_transfer.core.checkpoints import FORMAT, CheckpointFolder, load
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.pretrain.norms import Norm
 
 
 def state(step):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from momentum_transfer.backbones.norms import Norm
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.loggers import read
@@ -26,7 +27,6 @@ from momentum_transfer.lowshot.fixmatch import (
 )
 from momentum_transfer.lowshot.labelled_data import LabelledData, training_batches
 from momentum_transfer.lowshot.presets import FIXMATCH, FIXMATCH_SCHEDULES, FixMatchSetting, Schedule
-from momentum_transfer.pretrain.norms import Norm
 from tests.lowshot.toy_data import bright_or_dark
 from tests.process_group import outcome_in_own_group, signal_own_group
 from tests.two_processes import in_two_processes

@@ -1,5 +1,6 @@
 import pytest
 
+from momentum_transfer.backbones.norms import TEACHER_NORMS
 from momentum_transfer.backbones.resnet import DEPTHS, STEMS
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.neighbours import PRECISIONS
@@ -14,7 +15,6 @@ from momentum_transfer.lowshot.fixmatch import STUDENTS
 from momentum_transfer.lowshot.knn import PRESETS
 from momentum_transfer.lowshot.presets import finetune_preset, fixmatch_setting, linear_preset
 from momentum_transfer.lowshot.svm import lowshot_svm as svm
-from momentum_transfer.pretrain.norms import TEACHER_NORMS
 
 
 def test_defaults_pass():

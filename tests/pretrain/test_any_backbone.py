@@ -5,11 +5,11 @@ import timm
 import torch
 from torch import nn
 
+from momentum_transfer.backbones.norms import MomentumBatchNorm
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.pretrain.methods import build_method
-from momentum_transfer.pretrain.norms import MomentumBatchNorm
 from momentum_transfer.pretrain.own_loop import build_method as method_by_name
 from momentum_transfer.pretrain.pipeline import statistics
 from momentum_transfer.pretrain.train import train

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from momentum_transfer.backbones.norms import Norm, use_fused_sync
 from momentum_transfer.pretrain.heads import (
     cosine_regression,
     embedding_std,
@@ -13,7 +14,6 @@ from momentum_transfer.pretrain.heads import (
     negative_cosine,
     simsiam_projector,
 )
-from momentum_transfer.pretrain.norms import Norm, use_fused_sync
 
 
 def test_projector_ends_in_a_linear_without_norm():

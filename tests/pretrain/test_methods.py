@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from momentum_transfer.backbones.norms import MomentumBatchNorm, PairBatchNorm
 from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.pretrain.config import WITH_TEACHER
 from momentum_transfer.pretrain.methods import METHODS, Method, build_method
 from momentum_transfer.pretrain.methods.moco import MoCo
-from momentum_transfer.pretrain.norms import MomentumBatchNorm, PairBatchNorm
 
 #: Without BN a naive loop over images is an oracle; the small stem's maps are large enough to tell images apart.
 GN = {"NORM__STUDENT": "GN", "NORM__TEACHER": "GN", "MODEL__STEM": "small"}

@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from momentum_transfer.backbones.norms import POLICIES, STUDENT_NORMS, TEACHER_NORMS
 from momentum_transfer.backbones.resnet import DEPTHS, STEMS
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.optimization import LR_SCHEDULES, MOMENTUM_SCHEDULES
@@ -12,7 +13,6 @@ from momentum_transfer.images.datasets import DATASETS
 from momentum_transfer.images.digits import VARIANTS
 from momentum_transfer.pretrain.config import SETTINGS, check_settings
 from momentum_transfer.pretrain.methods import METHODS, virtual_processes
-from momentum_transfer.pretrain.norms import POLICIES, STUDENT_NORMS, TEACHER_NORMS
 from momentum_transfer.pretrain.optimizers import OPTIMIZERS
 from momentum_transfer.pretrain.plan import concerns, describe, learning_rate_at, make_plan
 from momentum_transfer.pretrain.train import _AUTOCAST

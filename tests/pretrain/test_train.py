@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 
 import momentum_transfer.pretrain.run as run_module
 import momentum_transfer.pretrain.train as train_module
+from momentum_transfer.backbones.norms import STUDENT_NORMS, TEACHER_NORMS
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.checkpoints import CheckpointFolder, load
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.datasets import build_dataset
-from momentum_transfer.pretrain.norms import STUDENT_NORMS, TEACHER_NORMS
 from momentum_transfer.pretrain.train import train
 from tests.process_group import outcome_in_own_group, signal_own_group
 

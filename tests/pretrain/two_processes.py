@@ -5,14 +5,14 @@ from pathlib import Path
 
 import torch
 
+from momentum_transfer.backbones.norms import MomentumBatchNorm, Norm, SyncBatchNorm, commit_pair
+from momentum_transfer.backbones.teacher import shuffled_forward
 from momentum_transfer.core import distributed
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.pretrain.config import get_cfg
 from momentum_transfer.pretrain.methods import build_method
 from momentum_transfer.pretrain.methods.moco import NegativeQueue
-from momentum_transfer.pretrain.norms import MomentumBatchNorm, Norm, SyncBatchNorm, commit_pair
-from momentum_transfer.pretrain.teacher import shuffled_forward
 from momentum_transfer.pretrain.train import train
 
 #: Runs that are taken up again in the middle: every normalisation that processes share or keep for themselves.

@@ -298,6 +298,15 @@ def test_provenance_tells_a_networks_size_and_what_was_made_of_it():
     assert "size" not in dict(_block("a", [{"task": "knn", "checkpoint": {"name": "a"}}]).facts)
 
 
+def test_provenance_names_what_was_labelled():
+    record = {"task": "coco/bbox", "checkpoint": {"name": "a"}, "protocol": "p"}
+    alone, taught = ({**record, "labels": {"labelled": 20, "unlabelled": count}} for count in (0, 380))
+    facts = [dict(_block("a", [one]).facts).get("labels") for one in (alone, taught, record)]
+    assert facts[0] == ("20 training images with labels (p)",)
+    assert facts[1] == ("20 training images with labels, 380 more that its teacher labelled (p)",)
+    assert facts[2] is None
+
+
 def test_provenance_names_hash_engine_protocol_and_versions():
     page = render_html(build(small_records()))
     for told in ("abababababababab…", "torchvision", "mask_rcnn_fpn_1x (coco)", "torch "):

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.report.examples import galleries
 from momentum_transfer.report.figures import training_figures
 from momentum_transfer.report.page import build, render_html, render_markdown
 from momentum_transfer.report.read_inputs import read_runs
@@ -42,6 +43,24 @@ def test_a_resumed_runs_repeated_steps_count_once(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (curve,) = read_runs([tmp_path]).curves
     assert (curve.steps, curve.values) == ((0, 1, 2), (5.0, 3.0, 2.0))
+
+
+def test_a_teachers_precision_and_recall_are_curves_and_its_images_have_their_heading(tmp_path: Path):
+    rates = {"pseudo_recall": 30.0, "pseudo_boxes": 4.0}
+    steps = ((20, None), (40, 50.0), (60, 60.0))
+    lines = [{"step": s, "loss": 1.0, "loss_cls": 0.5, "pseudo_precision": p, **rates} for s, p in steps]
+    run = tmp_path / "run"
+    (run / "visuals").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    Image.new("RGB", (300, 100)).save(run / "visuals/teacher_000001.png")
+    found = read_runs([run])
+    curves = {curve.key: (curve.steps, curve.values) for curve in found.curves}
+    assert curves["pseudo_precision"] == ((40, 60), (50, 60))
+    assert curves["pseudo_recall"] == ((20, 40, 60), (30, 30, 30))
+    assert {"task_loss", "pseudo_boxes"} <= set(curves)
+    assert [gallery.title for gallery in galleries(found.examples, [])] == [
+        "what the teacher labels, beside the truth where that is known"
+    ]
 
 
 def test_an_accuracy_of_its_own_line_leaves_the_loss_and_the_seconds_of_the_same_step(tmp_path: Path):

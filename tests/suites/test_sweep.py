@@ -60,6 +60,15 @@ def test_every_combination_is_trained_with_every_seed_and_then_evaluated(sweep_s
     assert json.loads((tmp_path / "out/pretrained/1-True_seed0/run.json").read_text())["count"] == 1
 
 
+def test_a_command_may_have_the_seed_of_its_pretraining(sweep_suite, tmp_path):
+    path = sweep_suite(variants={"a": {}}, seeds=[5, 7])
+    content = yaml.safe_load(path.read_text())
+    content["tasks"][0]["command"] += " SEED {seed}"
+    path.write_text(yaml.safe_dump(content))
+    jobs = [job for job in plan(load_suite(path), ["pixels"], tmp_path / "out") if job.task.name == "task0"]
+    assert [job.command[-1] for job in jobs] == ["5", "7", "0"]
+
+
 def test_variants_meet_every_combination_of_the_grid_and_may_have_a_config_of_their_own():
     variants = {"byol": {"config": "byol.yaml", "LR": 0.1}, "moco": {"config": "moco.yaml"}}
     sweep = read_sweep({"variants": variants, "grid": {"DATA.REMOVE": [[], ["blur"]]}, "seeds": [1]}, "suite")

@@ -151,3 +151,14 @@ def test_masks_are_left_out_where_the_set_has_boxes_only():
 def test_settings_are_words_of_a_command_line():
     assert FittedSetting("A.B", [1, 2], "").words == ["A.B", "[1, 2]"]
     assert FittedSetting("A.B", "bitmask", "").words == ["A.B", "bitmask"]
+
+
+def test_a_teacher_labels_as_many_images_and_averages_over_a_fifth_of_the_run():
+    words = [*FPN, "SEMI.TEACHER", "True", "MODEL.MASK_ON", "True"]
+    found = fitted(dataset([(24, 24)] * 24, images=24), CPU, *words)
+    assert (found["SOLVER.IMS_PER_BATCH"], found["SOLVER.MAX_ITER"]) == (4, (1000 + 8 * 24) // 4)
+    assert (found["SEMI.IMS_PER_BATCH"], found["SEMI.BURN_IN"], found["SEMI.EMA"]) == (4, 99, round(1 - 5 / 298, 4))
+    given = fitted(dataset([(24, 24)] * 24), CPU, *words, "SOLVER.MAX_ITER", "90", given=("SOLVER.MAX_ITER",))
+    assert given["SEMI.BURN_IN"] == 30
+    masks = dataset([(24, 24)], segmentation=[[0, 0, 9, 0, 9, 9]])
+    assert {one.key: one.value for one in settings_of_data(config.load(None, words), [masks])}["MODEL.MASK_ON"] is False

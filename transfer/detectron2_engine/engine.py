@@ -16,7 +16,7 @@ from momentum_transfer.core.devices import runs_on_cpu
 from momentum_transfer.core.distributed import barrier, process_group, rank, world_size
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import ProgressLine, say
-from momentum_transfer.transfer.config import synchronises_on_cpu, task_name
+from momentum_transfer.transfer.config import few_labels, synchronises_on_cpu, task_name
 from momentum_transfer.transfer.data.semantic_datasets import label_file
 from momentum_transfer.transfer.detectron2_engine.backbones import SMALL
 from momentum_transfer.transfer.detectron2_engine.data import (
@@ -47,6 +47,8 @@ class Detectron2Engine:
         small = cfg.MODEL.RESNETS.DEPTH in SMALL and not cfg.MODEL.BACKBONE.ARCH
         if importlib.util.find_spec("detectron2") is None:
             return "Detectron2 is not installed"
+        if few_labels(cfg):
+            return "few labels and a mean teacher (SEMI) are the torchvision engine's"
         if segments and cfg.MODEL.SEM_SEG_HEAD.NAME == "LinearHead":
             return "the linear segmentation probe is this project's own"
         if (cfg.FEW_SHOT.NOVEL and cfg.FEW_SHOT.STAGE != "base") or cfg.MODEL.ROI_BOX_HEAD.COSINE_SCALE:

@@ -12,6 +12,7 @@ from momentum_transfer.core.distributed import is_main
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say, track, warn
 from momentum_transfer.images.reading import UnreadableImage, verified_size
+from momentum_transfer.transfer.config import few_labels
 from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.check_annotations import NAMED, check
 from momentum_transfer.transfer.data.few_shot import FewShot, Pool, draw_of
@@ -21,6 +22,7 @@ from momentum_transfer.transfer.predictions import IouType, Predictions, iou_typ
 from momentum_transfer.transfer.scores import coco, coco_files, lvis, voc
 from momentum_transfer.transfer.scores.coco_files import Detections, GroundTruth, load_detections, load_ground_truth
 from momentum_transfer.transfer.tasks.task import Evaluation, Task, check_count
+from momentum_transfer.transfer.torchvision_engine.unlabelled import check_labels
 from momentum_transfer.transfer.visuals import draw_detections
 
 
@@ -93,6 +95,8 @@ class Detection(Task[DetectionData]):
             for data in drawn.train if drawn is not self and cfg.FEW_SHOT.SEED_FILES else ():
                 check(data, masks=cfg.MODEL.MASK_ON)
         self.check_overlap(forbid=forbid_overlap)
+        if self.train and few_labels(cfg):
+            check_labels(cfg, self.train, self.test)
         for data in sets if overview and is_main() and cfg.TEST.VISUALS else ():  # last: what is refused writes nothing
             for path in write_overview(data, Path(cfg.OUTPUT_DIR) / "data", examples=cfg.TEST.VISUALS):
                 say(f"overview: {path}")

@@ -15,6 +15,7 @@ from momentum_transfer.core.samplers import Place
 from momentum_transfer.images.reading import read_rgb
 from momentum_transfer.transfer.data.annotations import DetectionData, decode_mask
 from momentum_transfer.transfer.torchvision_engine.boxes import nonempty
+from momentum_transfer.transfer.torchvision_engine.strong_views import with_strong_view
 from momentum_transfer.transfer.torchvision_engine.structures import (
     BitMasks,
     PolygonMasks,
@@ -202,14 +203,18 @@ def _move_segmentation(segmentation: Any, entry: AnnotatedImage, size: tuple[int
 
 
 class TrainingSamples(Dataset[Sample]):
-    """Samples at places. Each is a pure function of the seed and its position in the order, whoever makes it."""
+    """Samples at places. Each is a pure function of the seed and its position in the order, whoever makes it.
 
-    def __init__(self, images: Sequence[AnnotatedImage], mapper: Mapper, seed: int) -> None:
-        self.images, self.mapper, self.seed = images, mapper, seed
+    ``strong``: with a strong view of each image.
+    """
+
+    def __init__(self, images: Sequence[AnnotatedImage], mapper: Mapper, seed: int, strong: bool = False) -> None:
+        self.images, self.mapper, self.seed, self.strong = images, mapper, seed, strong
 
     def __getitem__(self, place: Place) -> Sample:
         position, index = place
-        return self.mapper.train(self.images[index], np.random.default_rng((self.seed, position)))
+        sample = self.mapper.train(self.images[index], np.random.default_rng((self.seed, position)))
+        return with_strong_view(sample, self.mapper.bgr, self.seed, position) if self.strong else sample
 
     def __len__(self) -> int:
         return len(self.images)

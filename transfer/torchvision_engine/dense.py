@@ -83,6 +83,7 @@ class MovingCount(nn.Module):
     """Moving average of the foreground count, by which dense losses are divided: one batch's own count varies too much.
 
     A buffer, so that a resumed training goes on with it; Detectron2 keeps it outside its files and starts anew.
+    While it is ``held`` nothing is counted.
     """
 
     #: Weight of the new count (Detectron2 writes 1 - m = .9; the difference is exact, so its bits are ours).
@@ -92,9 +93,11 @@ class MovingCount(nn.Module):
         super().__init__()
         self.value: Tensor
         self.register_buffer("value", torch.tensor(start, dtype=torch.float64))
+        self.held = False
 
     def update(self, count: int) -> float:
-        self.value.mul_(1 - self.momentum).add_(max(count, 1) * self.momentum)
+        if not self.held:
+            self.value.mul_(1 - self.momentum).add_(max(count, 1) * self.momentum)
         return float(self.value)
 
 

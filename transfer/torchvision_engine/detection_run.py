@@ -4,7 +4,8 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,22 @@ from torch.utils.data import DataLoader
 
 from momentum_transfer.core import samplers
 from momentum_transfer.core.distributed import barrier, is_main, rank, world_size
-from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import write_text
 from momentum_transfer.core.log import ProgressLine, say
 from momentum_transfer.core.samplers import Batches, RepeatedPasses, ordered_loader
 from momentum_transfer.transfer.data.annotations import DetectionData, encode_mask
 from momentum_transfer.transfer.predictions import IouType, iou_types, results_path
+from momentum_transfer.transfer.tasks.task import Task
 from momentum_transfer.transfer.torchvision_engine.data import (
     AnnotatedImage,
     Mapper,
     TestSamples,
     TrainingSamples,
     annotated_images,
-    with_objects,
 )
 from momentum_transfer.transfer.torchvision_engine.detectors import Detector
 from momentum_transfer.transfer.torchvision_engine.structures import Detections, Sample
+from momentum_transfer.transfer.torchvision_engine.unlabelled import split_labels, training_images, unlabelled_images
 
 
 def predict_each(
@@ -113,27 +114,60 @@ def mapper_of(cfg: CfgNode, train: bool) -> Mapper:
     )
 
 
+#: Between the seed of the labelled images' order and that of the others.
+_OTHERS = 1_000_003
+
+
 def training_loader(
-    cfg: CfgNode, data: Sequence[DetectionData], seed: int, start: int, network: Any = None
-) -> DataLoader[Any]:
-    """Endless batches of the training sets ``data`` from iteration ``start`` on."""
-    images = [image for one in data for image in annotated_images(one)]
+    cfg: CfgNode, task: Task[DetectionData], seed: int, start: int, network: Any = None
+) -> Iterable[list[Sample]]:
+    """Endless batches of a task's training sets from iteration ``start`` on.
+
+    With a teacher, from SEMI.BURN_IN on, a batch ends with images to label, which have a ``strong`` view.
+    """
+    every, mapper, semi = training_images(cfg, task.train), mapper_of(cfg, train=True), cfg.SEMI
     if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
-        before = len(images)
-        images = with_objects(images)
-        say(f"training images: {len(images)} ({before - len(images)} without objects left out)")
-    if not images:
-        names = ", ".join(one.name for one in data)
-        raise InputError(f"no image with objects in {names}; nothing can be trained")
+        without = sum(len(one.load()["images"]) for one in task.train) - len(every)
+        say(f"training images: {len(every)} ({without} without objects left out)")
+    images, _ = split_labels(cfg, every, seed)
     factors = torch.ones(len(images))
     if cfg.DATALOADER.SAMPLER_TRAIN == "RepeatFactorTrainingSampler":
         classes = [{a.category for a in image.annotations} for image in images]
         factors = repeat_factors(classes, cfg.DATALOADER.REPEAT_THRESHOLD, cfg.DATALOADER.REPEAT_SQRT)
-    wide = [image.width > image.height for image in images] if cfg.DATALOADER.ASPECT_RATIO_GROUPING else None
-    order, size = RepeatedPasses(factors, seed), cfg.SOLVER.IMS_PER_BATCH // world_size()
+    samples = TrainingSamples(images, mapper, seed, semi.STRONG_LABELLED)
+    labelled = _loader(cfg, samples, factors, cfg.SOLVER.IMS_PER_BATCH, start)
+    if not semi.TEACHER:
+        return map(_weak_then_strong, labelled) if semi.STRONG_LABELLED else labelled
+    others = unlabelled_images(cfg, task.train, task.test, seed)
+    samples = TrainingSamples(others, mapper, seed + _OTHERS, True)
+    first = max(start - semi.BURN_IN, 0)
+    return _joined(cfg, labelled, _loader(cfg, samples, torch.ones(len(others)), semi.IMS_PER_BATCH, first), start)
+
+
+def _loader(
+    cfg: CfgNode, samples: TrainingSamples, factors: torch.Tensor, images: int, start: int
+) -> DataLoader[list[Sample]]:
+    """Endless batches of ``images``, over all processes, from one on."""
+    wide = [image.width > image.height for image in samples.images] if cfg.DATALOADER.ASPECT_RATIO_GROUPING else None
+    order, size = RepeatedPasses(factors, samples.seed), images // world_size()
     batches = Batches(order, size, rank=rank(), world_size=world_size(), start=start, groups=wide)
-    samples = TrainingSamples(images, mapper_of(cfg, train=True), seed)
     return samplers.training_loader(samples, batches, workers=cfg.DATALOADER.NUM_WORKERS, collate=list)
+
+
+def _weak_then_strong(samples: Sequence[Sample]) -> list[Sample]:
+    """Labelled images in both views."""
+    views = [(s, s.image) for s in samples] + [(s, s.strong) for s in samples if s.strong is not None]
+    return [replace(sample, image=view, strong=None) for sample, view in views]
+
+
+def _joined(
+    cfg: CfgNode, labelled: Iterable[list[Sample]], unlabelled: Iterable[list[Sample]], start: int
+) -> Iterator[list[Sample]]:
+    """Batches with labels; from SEMI.BURN_IN on with images to label after them."""
+    others = iter(unlabelled)
+    for step, batch in enumerate(labelled, start):
+        known = _weak_then_strong(batch) if cfg.SEMI.STRONG_LABELLED else batch
+        yield known + next(others) if step >= cfg.SEMI.BURN_IN else known
 
 
 def predict(

@@ -99,13 +99,29 @@ class Detector(nn.Module):
             targets = [sample.target.to(self.device) for sample in samples if sample.target is not None]
             if len(targets) != len(samples):
                 raise ValueError("every sample needs a target in training")
-        detections, losses = self.run(self.backbone(x), sizes, targets)
+        features = self.backbone(x)
+        labelled = len(samples) - sum(sample.pseudo for sample in samples)
+        if targets is not None and labelled < len(samples):
+            return self._with_pseudo(features, sizes, targets, labelled)
+        detections, losses = self.run(features, sizes, targets)
         if self.training:
             return losses
         return [
             rescale(found, size, sample.height, sample.width)
             for found, size, sample in zip(detections, sizes, samples, strict=True)
         ]
+
+    def _with_pseudo(self, features: Maps, sizes: Sizes, targets: Sequence[Target], labelled: int) -> dict[str, Tensor]:
+        """Losses of the ``labelled`` first images, and as ``…_pseudo`` of those after them, whose targets a teacher
+        made. The backbone has seen all of them in one batch, with the same BN statistics, as FixMatch does."""
+        _, losses = self.run({name: x[:labelled] for name, x in features.items()}, sizes[:labelled], targets[:labelled])
+        rest = {name: x[labelled:] for name, x in features.items()}
+        pseudo = self.run_pseudo(rest, sizes[labelled:], targets[labelled:], labelled)
+        return losses | {f"{name}_pseudo": loss for name, loss in pseudo.items()}
+
+    def run_pseudo(self, features: Maps, sizes: Sizes, targets: Sequence[Target], labelled: int) -> dict[str, Tensor]:
+        """``run`` on a teacher's targets: mean losses of an image."""
+        return self.run(features, sizes, targets)[1]
 
 
 class RCNN(Detector):
@@ -133,9 +149,20 @@ class OneStage(Detector):
     def run(self, features: Maps, sizes: Sizes, targets: Sequence[Target] | None) -> Output:
         return self.heads(features, sizes, targets)
 
+    def run_pseudo(self, features: Maps, sizes: Sizes, targets: Sequence[Target], labelled: int) -> dict[str, Tensor]:
+        """The labelled images' moving count of foreground divides these losses too, image for image."""
+        count = self.heads.loss_normalizer
+        count.held = True
+        try:
+            losses = self.run(features, sizes, targets)[1]
+        finally:
+            count.held = False
+        return {name: loss * (labelled / len(targets)) for name, loss in losses.items()}
 
-#: State of a training that Detectron2's files do not hold.
-_OWN = ("loss_normalizer.value",)
+
+#: State of a training, and of a teacher's normalisation, that Detectron2's files do not hold.
+_OWN = ("loss_normalizer.value", ".alpha", ".pending_mean", ".pending_var", ".pending_count", ".group_mean",
+        ".group_var")  # fmt: skip
 #: Tensors with rows for classes, Detectron2's names.
 _CLASS_ROWS = re.compile(
     r"roi_heads\.box_predictor\.(\d+\.)?(cls_score|bbox_pred)\.|roi_heads\.mask_head\.predictor\.|head\.cls_score\."

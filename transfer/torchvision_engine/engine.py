@@ -1,13 +1,12 @@
 """The torchvision engine: Detectron2's computation from torchvision's parts, without Detectron2."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from fvcore.common.config import CfgNode
-from torch.utils.data import DataLoader
 
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.distributed import barrier, is_main, process_group, rank, world_size
@@ -30,10 +29,12 @@ from momentum_transfer.transfer.torchvision_engine.detectors import (
     load_detector,
     with_class_rows,
 )
+from momentum_transfer.transfer.torchvision_engine.mean_teacher import MeanTeacher
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
 from momentum_transfer.transfer.torchvision_engine.structures import Detections, Sample
 from momentum_transfer.transfer.torchvision_engine.train import Training, train
 from momentum_transfer.transfer.torchvision_engine.training_state import BestKeeper, Position
+from momentum_transfer.transfer.torchvision_engine.unlabelled import unlabelled_images
 
 
 class TorchvisionPredictor:
@@ -111,11 +112,12 @@ def _trained(cfg: CfgNode, detector: InitialWeights) -> Detector:
 
 def training_loader(
     cfg: CfgNode, task: Task[Any], seed: int, start: int, network: Detector | None = None
-) -> DataLoader[Any]:
+) -> Iterable[list[Sample]]:
     """Endless batches of ``task.train`` from iteration ``start`` on; of features for a linear probe's ``network``."""
-    if cfg.SOLVER.IMS_PER_BATCH % world_size():
-        raise InputError(f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} does not divide by {world_size()} processes")
-    loader: DataLoader[Any] = _RUNS[task.name].training_loader(cfg, task.train, seed, start, network)
+    for section in ("SOLVER", "SEMI") if cfg.SEMI.TEACHER else ("SOLVER",):
+        if (images := cfg[section].IMS_PER_BATCH) % world_size():
+            raise InputError(f"{section}.IMS_PER_BATCH {images} does not divide by {world_size()} processes")
+    loader: Iterable[list[Sample]] = _RUNS[task.name].training_loader(cfg, task, seed, start, network)
     return loader
 
 
@@ -150,7 +152,9 @@ def build_training(cfg: CfgNode, detector: Detector, position: Position) -> Trai
     half = s.AMP.ENABLED and s.AMP.PRECISION == "float16"
     scaler = torch.amp.GradScaler(detector.device.type, enabled=half)
     autocast = getattr(torch, s.AMP.PRECISION) if s.AMP.ENABLED else None
-    return Training(detector, optimizer, scaler, lambda step: s.BASE_LR * schedule(step), position, clipper, autocast)
+    teacher = MeanTeacher(detector.train(), cfg.SEMI) if cfg.SEMI.TEACHER else None
+    rate = lambda step: s.BASE_LR * schedule(step)  # noqa: E731
+    return Training(detector, optimizer, scaler, rate, position, clipper, autocast, teacher)
 
 
 def schedule_of(cfg: CfgNode) -> Schedule:
@@ -165,6 +169,15 @@ def schedule_of(cfg: CfgNode) -> Schedule:
         falling = polynomial(s.MAX_ITER, s.POLY_LR_POWER)
         return times_warmup(falling, s.WARMUP_ITERS, s.WARMUP_FACTOR, s.WARMUP_METHOD, s.POLY_LR_CONSTANT_ENDING)
     raise ValueError(f"unknown SOLVER.LR_SCHEDULER_NAME {s.LR_SCHEDULER_NAME}")
+
+
+def _draw_labels(cfg: CfgNode, task: Task[Any], teacher: MeanTeacher, seed: int, folder: Path) -> None:
+    """Draw what the teacher finds on the first images without labels."""
+    images = unlabelled_images(cfg, task.train, task.test, seed)[: cfg.TEST.VISUALS]
+    mapper = detection_run.mapper_of(cfg, train=True)
+    samples = [mapper.train(image, np.random.default_rng(seed)) for image in images]
+    for path in teacher.draw(samples, folder, task.train[0].classes, cfg.INPUT.FORMAT == "BGR"):
+        say(f"wrote {path}")
 
 
 def _finetune(experiment: Experiment, seed: int, out_dir: Path, resume: bool, score: Score | None) -> Finetuned:
@@ -182,18 +195,28 @@ def _finetune(experiment: Experiment, seed: int, out_dir: Path, resume: bool, sc
     position = initialise(detector, experiment.initial) if last is None else Position(0, (), ())
     training = build_training(cfg, detector.to(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")), position)
     torch.manual_seed(seed + rank())  # every process samples its own proposals
+    teacher = training.teacher
     if last is not None:
-        training.position = training_state.resume(last, detector, training.optimizer, training.scaler, cfg)
+        network = teacher.network if teacher else None
+        training.position = training_state.resume(
+            last, detector, training.optimizer, training.scaler, cfg, teacher=network
+        )
         say(f"going on after iteration {training.position.step} of {last}")
+    result: Callable[[], Detector] = lambda: detector  # noqa: E731
+    if teacher is not None:
+        teacher.begun = training.position.step > cfg.SEMI.BURN_IN
+        result = teacher.result if cfg.SEMI.RESULT == "teacher" else result
     loader = training_loader(cfg, task, seed, training.position.step, detector)
     evaluate = None
     if score is not None and cfg.TEST.EVAL_PERIOD > 0:
         first = task.test[0]
-        evaluate = BestKeeper(detector, lambda folder: _predict(cfg, detector, first, folder), score, out_dir)
+        evaluate = BestKeeper(result(), lambda folder: _predict(cfg, result(), first, folder), score, out_dir)
         if last is not None:
             evaluate.catch_up(training.position, cfg.TEST.EVAL_PERIOD)
     position, seconds = train(training, loader, cfg, out_dir, evaluate)
     if is_main():
-        training_state.save_weights(final, detector, position)
+        training_state.save_weights(final, result(), position)
+        if teacher is not None and cfg.TEST.VISUALS:
+            _draw_labels(cfg, task, teacher, seed, out_dir / "visuals")
     barrier()
     return Finetuned(final, position.loaded, position.new, seconds)

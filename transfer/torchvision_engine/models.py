@@ -139,7 +139,7 @@ def _box_predictor(cfg: CfgNode, inputs: int, coder_weights: Sequence[float]) ->
         box_loss=head.BBOX_REG_LOSS_TYPE, smooth_l1_beta=head.SMOOTH_L1_BETA,
         box_loss_weight=head.BBOX_REG_LOSS_WEIGHT, score_threshold=roi.SCORE_THRESH_TEST,
         nms_threshold=roi.NMS_THRESH_TEST, detections=cfg.TEST.DETECTIONS_PER_IMAGE,
-        cosine_scale=head.COSINE_SCALE,
+        cosine_scale=head.COSINE_SCALE, focal_gamma=cfg.SEMI.FOCAL_GAMMA,
     )  # fmt: skip
 
 

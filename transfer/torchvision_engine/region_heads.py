@@ -49,6 +49,7 @@ class BoxPredictor(nn.Module):
         inputs: length of a region's feature vector. coder_weights: scale of the four offsets.
         class_agnostic: one set of offsets for all classes.
         box_loss: ``smooth_l1`` (``smooth_l1_beta`` 0: L1) or ``giou``.
+        focal_gamma: above 0 the class loss is focal: cross-entropy times (1 - p)^gamma of the right class's p.
         score_threshold, nms_threshold, detections: of inference; ``detections`` per image.
         cosine_scale: above 0 class logits are cosine similarities times this (TFA, arXiv 2003.06957, section 3).
     """
@@ -56,7 +57,7 @@ class BoxPredictor(nn.Module):
     def __init__(
         self, inputs: int, num_classes: int, *, coder_weights: Sequence[float], class_agnostic: bool, box_loss: str,
         smooth_l1_beta: float, box_loss_weight: float, score_threshold: float, nms_threshold: float, detections: int,
-        cosine_scale: float = 0.0
+        cosine_scale: float = 0.0, focal_gamma: float = 0.0
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_classes, self.class_agnostic = num_classes, class_agnostic
@@ -66,6 +67,7 @@ class BoxPredictor(nn.Module):
         normal_fill(self.bbox_pred, std=0.001)
         self.coder = box_ops.OffsetCoder(coder_weights)
         self.box_loss, self.smooth_l1_beta, self.box_loss_weight = box_loss, smooth_l1_beta, box_loss_weight
+        self.focal_gamma = focal_gamma
         self.score_threshold, self.nms_threshold, self.detections = score_threshold, nms_threshold, detections
         self.cosine_scale = cosine_scale
 
@@ -77,9 +79,12 @@ class BoxPredictor(nn.Module):
         return self.cls_score(x).float(), self.bbox_pred(x).float()
 
     def losses(self, logits: Tensor, offsets: Tensor, proposals: Sequence[Proposals]) -> dict[str, Tensor]:
-        """Cross-entropy over all regions; the box loss over foreground, divided by the number of all regions."""
+        """Cross-entropy or focal loss over all regions; the box loss over foreground, divided by the number of all."""
         classes = torch.cat([p.classes for p in proposals])
         loss_cls = F.cross_entropy(logits, classes, reduction="mean") if len(classes) else logits.sum() * 0.0
+        if self.focal_gamma and len(classes):
+            entropy = F.cross_entropy(logits, classes, reduction="none")
+            loss_cls = ((1 - torch.exp(-entropy)) ** self.focal_gamma * entropy).mean()
         loss_box = self._box_loss(offsets, classes, proposals) / max(classes.numel(), 1)
         return {"loss_cls": loss_cls, "loss_box_reg": loss_box * self.box_loss_weight}
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from momentum_transfer.images.reading import upright_size
 from momentum_transfer.transfer import any_backbone
 from momentum_transfer.transfer.data.semantic_datasets import IGNORE, SemanticData, label_file
 from momentum_transfer.transfer.predictions import results_path
+from momentum_transfer.transfer.tasks.task import Task
 from momentum_transfer.transfer.torchvision_engine.backbone import BottomUp, SingleScale, dilate
 from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, Mapper, output_size, read_image, resize
 from momentum_transfer.transfer.torchvision_engine.detection_run import mapper_of, predict_each
@@ -286,9 +287,9 @@ class _Joined(ConcatDataset[Sample]):
 
 
 def training_loader(
-    cfg: CfgNode, data: Sequence[SemanticData], seed: int, start: int, network: Any = None
+    cfg: CfgNode, task: Task[SemanticData], seed: int, start: int, network: Any = None
 ) -> DataLoader[Any]:
-    """Endless batches of the training sets ``data`` from iteration ``start`` on.
+    """Endless batches of a task's training sets from iteration ``start`` on.
 
     Of a linear ``network`` whose images repeat themselves they hold features instead of images.
     """
@@ -296,7 +297,7 @@ def training_loader(
     size = (int(crop.SIZE[0]), int(crop.SIZE[1])) if crop.ENABLED else None
     cropping = SemanticMapper(mapper_of(cfg, train=True), size, crop.SINGLE_CATEGORY_MAX_AREA)
     sets: list[Dataset[Sample]] = []
-    for one in data:
+    for one in task.train:
         held = None
         if isinstance(network, LinearSegmentor) and _repeats_itself(cfg):
             held = _cached_features(cfg, network, one, cropping)

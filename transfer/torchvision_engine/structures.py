@@ -100,6 +100,8 @@ class Sample:
     height, width: size of the original image, to which predictions are scaled back.
     labels: int64 [H, W], for semantic segmentation.
     features: float [C, h, w] of a frozen backbone, instead of the image, whose size is then that of the labels.
+    strong: another view of the image, uint8 [3, H, W], for a teacher to label the image; its target is not trained on.
+    pseudo: the target is a teacher's.
     """
 
     image: Tensor
@@ -110,6 +112,8 @@ class Sample:
     target: Target | None = None
     labels: Tensor | None = None
     features: Tensor | None = None
+    strong: Tensor | None = None
+    pseudo: bool = False
 
 
 @dataclass

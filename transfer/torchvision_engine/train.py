@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from momentum_transfer.core.command import Stopped, stop_signals
-from momentum_transfer.core.distributed import any_rank, is_distributed
+from momentum_transfer.core.distributed import any_rank, is_distributed, world_size
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import ProgressLine, say
 from momentum_transfer.core.loggers import Metrics
 from momentum_transfer.transfer.torchvision_engine import training_state
 from momentum_transfer.transfer.torchvision_engine.detectors import Detector
+from momentum_transfer.transfer.torchvision_engine.mean_teacher import MeanTeacher, rates
 from momentum_transfer.transfer.torchvision_engine.solver import GradientClipper, GradientWatch
 from momentum_transfer.transfer.torchvision_engine.structures import Sample
 from momentum_transfer.transfer.torchvision_engine.training_state import Position
@@ -31,7 +32,7 @@ METRICS_PERIOD = 20
 
 @dataclass
 class Training:
-    """All that moves while a detector trains. schedule: learning rate at a step."""
+    """All that moves while a detector trains. schedule: learning rate at a step. teacher: labels images (SEMI)."""
 
     detector: Detector
     optimizer: torch.optim.Optimizer
@@ -40,6 +41,7 @@ class Training:
     position: Position
     clipper: GradientClipper | None = None
     autocast: torch.dtype | None = None
+    teacher: MeanTeacher | None = None
     watch: GradientWatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +85,8 @@ def train(
             progress.advance(note=f"loss {log.loss:.3f}")
             ending = any_rank(bool(stop), detector.device)
             if ending or (step + 1) % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or step + 1 == total:
-                training_state.save(out_dir, detector, optimizer, training.scaler, position, cfg)
+                teacher = training.teacher.network if training.teacher else None
+                training_state.save(out_dir, detector, optimizer, training.scaler, position, cfg, teacher=teacher)
             if evaluate is not None and not ending and (step + 1) % cfg.TEST.EVAL_PERIOD == 0:
                 evaluate(position)
             if ending:
@@ -92,9 +95,11 @@ def train(
                 )
     training.watch.read()
     seconds = (time.monotonic() - begun) / max(total - first, 1)
-    if cfg.TEST.PRECISE_BN.ENABLED and get_bn_modules(detector):
+    of_student = training.teacher is None or cfg.SEMI.RESULT == "student"  # a teacher's statistics are its method's
+    if cfg.TEST.PRECISE_BN.ENABLED and get_bn_modules(detector) and of_student:
         say(f"recomputing BN statistics over {cfg.TEST.PRECISE_BN.NUM_ITER} batches")
-        update_bn_stats(_normalising(detector, model), stream, cfg.TEST.PRECISE_BN.NUM_ITER)
+        weak = (samples[: cfg.SOLVER.IMS_PER_BATCH // world_size()] for samples in stream)  # labelled, as at test
+        update_bn_stats(_normalising(detector, model), weak, cfg.TEST.PRECISE_BN.NUM_ITER)
     return position, seconds
 
 
@@ -126,14 +131,17 @@ def timed_step(training: Training, batches: Iterator[Sequence[Sample]], step: in
 
 def _step(model: nn.Module, samples: Sequence[Sample], training: Training, step: int) -> dict[str, float]:
     """One iteration: losses, gradients, parameters. The losses as numbers, their sum as ``loss``."""
-    optimizer, scaler = training.optimizer, training.scaler
+    optimizer, scaler, teacher = training.optimizer, training.scaler, training.teacher
     for group in optimizer.param_groups:
         group["lr"] = training.schedule(step) * group.get("lr_scale", 1.0)
     with _autocast(training):
+        if teacher is not None:
+            samples = teacher.label(samples, step)
         try:
             losses: dict[str, Tensor] = model(samples)
         except FloatingPointError as error:
             raise _diverged(step, samples, str(error)) from error
+        losses = losses if teacher is None else teacher.weighted(losses)
         total = torch.stack(list(losses.values())).sum()
     numbers = {"loss": float(total.detach()), **{name: float(value.detach()) for name, value in losses.items()}}
     training.watch.read()  # of the step before: reading the loss has waited for it
@@ -149,6 +157,9 @@ def _step(model: nn.Module, samples: Sequence[Sample], training: Training, step:
         training.clipper(trained)
     scaler.step(optimizer)
     scaler.update()
+    if teacher is not None:
+        teacher.follow()
+        numbers |= teacher.numbers
     return numbers
 
 
@@ -187,6 +198,7 @@ class Log:
         self._since.append({**losses, "seconds": seconds, "data_seconds": data_seconds})
         if step % METRICS_PERIOD and step != 0 and not last:
             return
-        means = {key: sum(entry[key] for entry in self._since) / len(self._since) for key in self._since[0]}
+        keys = dict.fromkeys(key for entry in self._since for key in entry)  # a teacher's come after its burn-in
+        means = {key: sum(entry.get(key, 0.0) for entry in self._since) / len(self._since) for key in keys}
         self._since.clear()
-        self.metrics.write(step + 1, {"lr": lr, **means})
+        self.metrics.write(step + 1, {"lr": lr, **means, **rates(means)})

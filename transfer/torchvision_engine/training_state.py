@@ -48,8 +48,9 @@ class Position:
 
 
 def save(
-    folder: Path, detector: Detector, optimizer: torch.optim.Optimizer, scaler: Any, position: Position, cfg: CfgNode
-) -> None:
+    folder: Path, detector: Detector, optimizer: torch.optim.Optimizer, scaler: Any, position: Position, cfg: CfgNode,
+    *, teacher: Detector | None = None
+) -> None:  # fmt: skip
     """Write ``checkpoints/step_<step>.pth`` of a run's folder and point ``last`` to it; then remove the one before.
 
     Every process has to call this: each has its own generators and moving averages. Rank 0 writes.
@@ -66,6 +67,11 @@ def save(
         "random": _of_all(torch.get_rng_state(), detector.device),
         "config": dump(decisive(cfg, evaluation=False)),
     }
+    if teacher is not None:
+        trained, state = dict(teacher.named_parameters()), teacher.state_dict()
+        content["teacher"] = {name: state[name].cpu() for name in state if name in trained}
+        buffers = {name: _of_all(value, detector.device) for name, value in state.items() if name not in trained}
+        content["teacher_buffers"] = buffers
     if detector.device.type == "cuda":
         content["random_cuda"] = _of_all(torch.cuda.get_rng_state(detector.device), detector.device)
     if is_main():
@@ -93,7 +99,10 @@ def last(folder: Path) -> Path | None:
     return newest
 
 
-def resume(path: Path, detector: Detector, optimizer: torch.optim.Optimizer, scaler: Any, cfg: CfgNode) -> Position:
+def resume(
+    path: Path, detector: Detector, optimizer: torch.optim.Optimizer, scaler: Any, cfg: CfgNode,
+    *, teacher: Detector | None = None
+) -> Position:  # fmt: skip
     """Restore everything as it was when ``path`` was written; InputError for a damaged file or other settings."""
     content = _read(path)
     before, now = _settings_in(content["config"], path), yaml.safe_load(dump(decisive(cfg, evaluation=False)))
@@ -110,6 +119,9 @@ def resume(path: Path, detector: Detector, optimizer: torch.optim.Optimizer, sca
         load_optimizer(optimizer, content["optimizer"], path)
         scaler.load_state_dict(content["scaler"])
         detector.load_state_dict({name: value[mine] for name, value in content["own"].items()}, strict=False)
+        if teacher is not None:
+            buffers = {name: value[mine] for name, value in content["teacher_buffers"].items()}
+            teacher.load_state_dict(content["teacher"] | buffers)
     if processes != world_size():
         say(f"{path} was written by {processes} processes, now there are {world_size()}: random numbers begin anew")
     else:
@@ -132,7 +144,7 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path} is no checkpoint of the torchvision engine; resume with the engine that wrote it, "
             "or choose another OUTPUT_DIR"
         )
-    check_parts(content, _PARTS, path)
+    check_parts(content, _PARTS | ({"teacher_buffers": dict} if "teacher" in content else {}), path)
     if not content["random"].ndim or not len(content["random"]):
         raise InputError(f"expected the random states of one process or more in {path}, found none")
     for state in content["random"]:

@@ -4,11 +4,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from momentum_transfer.backbones.norms import Norm, commit_pair, pair_norms, set_alpha
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
+from momentum_transfer.backbones.teacher import copy_student, move_statistics, shuffled_forward
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.pretrain.methods import build_method
-from momentum_transfer.pretrain.norms import Norm, commit_pair, pair_norms, set_alpha
-from momentum_transfer.pretrain.teacher import copy_student, move_statistics, shuffled_forward
 from momentum_transfer.pretrain.train import train
 
 GROUPED = ("BN", "ShuffleBN", "MomentumBN", "TeacherPN", "EMAN", "StudentPN")

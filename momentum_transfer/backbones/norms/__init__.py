@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.ranges import Choice
-from momentum_transfer.pretrain.norms.batch_norm import (
+from momentum_transfer.backbones.norms.batch_norm import (
     BatchNorm,
     StudentStatisticsBatchNorm,
     SyncBatchNorm,
     use_fused_sync,
 )
-from momentum_transfer.pretrain.norms.momentum_batch_norm import (
+from momentum_transfer.backbones.norms.momentum_batch_norm import (
     POLICIES,
     MomentumBatchNorm,
     PairBatchNorm,
@@ -26,6 +24,8 @@ from momentum_transfer.pretrain.norms.momentum_batch_norm import (
     pair_norms,
     set_alpha,
 )
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.ranges import Choice
 
 __all__ = ["POLICIES", "PairBatchNorm", "commit_pair", "pair_norms", "set_alpha", "use_fused_sync"]
 

@@ -3,15 +3,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from momentum_transfer.core import distributed
-from momentum_transfer.pretrain.norms import Norm
-from momentum_transfer.pretrain.norms.batch_norm import (
+from momentum_transfer.backbones.norms import Norm
+from momentum_transfer.backbones.norms.batch_norm import (
     BatchNorm,
     StudentStatisticsBatchNorm,
     SyncBatchNorm,
     normalise,
     use_fused_sync,
 )
+from momentum_transfer.core import distributed
 
 
 def test_torchs_sync_bn_takes_the_place_of_ours_with_its_tensors_names_and_freezing():

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from momentum_transfer.backbones.norms.batch_norm import AnyShapeBatchNorm, normalise
 from momentum_transfer.core import distributed
 from momentum_transfer.core.optimization import momentum_at
-from momentum_transfer.pretrain.norms.batch_norm import AnyShapeBatchNorm, normalise
 
 POLICIES = ("local", "broadcast", "reduce")
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from momentum_transfer.backbones.norms import Norm
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
-from momentum_transfer.pretrain.norms import Norm
-from momentum_transfer.pretrain.teacher import (
+from momentum_transfer.backbones.teacher import (
     copy_student,
     move_parameters,
     move_statistics,

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from momentum_transfer.backbones.norms import STUDENT_NORMS, TEACHER_NORMS, Norm, check_norms, pair_norms
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.pretrain.norms import STUDENT_NORMS, TEACHER_NORMS, Norm, check_norms, pair_norms
 
 
 @pytest.mark.parametrize("name", TEACHER_NORMS)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from momentum_transfer.backbones.norms import FOLLOWS_STUDENT
 from momentum_transfer.core import distributed
-from momentum_transfer.pretrain.norms import FOLLOWS_STUDENT
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "group_mean", "group_var")
 

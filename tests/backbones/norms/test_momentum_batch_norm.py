@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from momentum_transfer.pretrain.norms.momentum_batch_norm import (
+from momentum_transfer.backbones.norms.momentum_batch_norm import (
     MomentumBatchNorm,
     TeacherProxyBatchNorm,
     commit_pair,
