@@ -17,7 +17,7 @@ where the checkpoint has a ``*`` by what that stands for; else by trial.
 What a study says before its run, so that it can fail:
 
       compare:
-        - {name: n = 16, …, primary: true, expected: ahead, margin: 2}    # Holm is over these; the rest is descriptive
+        - {name: n = 16, …, primary: true, expected: better, margin: 2}    # Holm is over these; the rest is descriptive
       seeds: 8                                                            # pairs of a primary comparison
       trends:                                                             # slope of first − second over x, seed by seed
         - {name: gain, y: svm/k=16 top1, x: [16, 32], log: true, first: {variant: "a{x}"}, second: {variant: "b{x}"}}
@@ -40,7 +40,7 @@ from momentum_transfer.suites.schema import checked
 from momentum_transfer.suites.sweep import VARIANT, is_setting
 
 #: What a primary comparison may expect, a margin beside it.
-DIRECTIONS = ("ahead", "behind", "equal")
+DIRECTIONS = ("better", "worse", "equal")
 #: What a selection may say besides settings of the sweep.
 KEYS = ("y", "protocol", "dataset", "network", "checkpoint", VARIANT)
 

@@ -39,7 +39,7 @@ def test_a_line_has_its_place_in_texts_and_numbers():
         ({**entry(), "lines": [{"title": "t", "x": [], "of": {}}]}, "at least one x"),
         ({**entry(), "lines": [{"title": "t", "x": [1], "of": {"a": {}}}]}, "expected y as TASK METRIC"),
         (entry(primary=True, expected="better", margin=1), "expected of ahead, behind, equal, a margin, and the seeds"),
-        ({**entry(primary=True, expected="ahead"), "seeds": 8}, "found 'ahead', None and 8"),
+        ({**entry(primary=True, expected="better"), "seeds": 8}, "found 'better', None and 8"),
         ({**entry(), "checks": [{"name": "c", "below": 1}]}, "either a curve and a step, or first"),
         ({**entry(), "checks": [{"name": "c", "curve": "loss"}]}, "above, below or both"),
         ({**entry(), "trends": [{"name": "t", "y": "knn top1", "x": [1, 2], **SIDES}]}, "three x or more"),

@@ -42,7 +42,7 @@ def suite(tmp_path, monkeypatch) -> Path:
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     (tmp_path / "score.py").write_text(f"RECORD = {json.dumps(record)!r}\n{SCORE}", encoding="utf-8")
     compare = {"name": "good − bad", "y": "knn top1", "first": {"variant": "good"}, "second": {"variant": "bad"}}
-    compare |= {"primary": True, "expected": "ahead", "margin": 1}
+    compare |= {"primary": True, "expected": "better", "margin": 1}
     content = {
         "name": "study_mine",
         "pretrain": {
