@@ -102,7 +102,8 @@ def refusals(
             _check_fit(cfg, read_initial(request.weights, cfg, source))
 
     def data() -> None:
-        key = f"{task_name(cfg)} {cfg.DATASETS} {request.eval_only}"
+        classes = f"{cfg.FEW_SHOT.NOVEL} {cfg.FEW_SHOT.STAGE}"
+        key = f"{task_name(cfg)} {cfg.DATASETS} {classes} {request.eval_only}"
         task = opened[key] = opened.get(key) or open_task(cfg, training=not request.eval_only)
         for one in task.sets():
             check_count(cfg, one)

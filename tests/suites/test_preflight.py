@@ -89,6 +89,18 @@ def test_each_refusal_says_what_it_is_about(suite, checkpoint):
     assert not [key for key, reason in reasons.items() if reason not in seen[key]]
 
 
+def test_few_shot_stages_of_one_set_have_each_their_own_classes(tmp_path):
+    tool = "tools/transfer.py --weights none --results {results} OUTPUT_DIR {folder} --config "
+    tasks = [
+        {"name": name, "command": f"{tool}smoke/few_shot_digits{end}"} for name, end in (("base", ""), ("all", "_tfa"))
+    ]
+    path = tmp_path / "suite.yaml"
+    path.write_text(yaml.safe_dump({"name": "s", "weights": ["scratch"], "tasks": tasks}), encoding="utf-8")
+    ended = run_tool("evaluate", "--suite", path, "--output", tmp_path / "out", "--gpus", 0, "--dry-run")
+    assert "has 7 classes" not in ended.stdout + ended.stderr and "has 10 classes" not in ended.stdout + ended.stderr
+    assert "looked through 2 commands of 2" in ended.stdout + ended.stderr
+
+
 def test_a_dry_run_shows_the_plan_and_its_refusals_and_what_is_left_passes(suite, checkpoint):
     ended, text = evaluate(suite, checkpoint, "--dry-run")
     assert ended.returncode == 2
