@@ -92,7 +92,7 @@ class Executor(Protocol):
 def executor_class(on: str) -> type:
     """The class of ``NAME`` or ``NAME:ADDRESS``; InputError lists those found, or says what to install."""
     found = {name: EntryPoint(name, value, ENTRY_POINTS) for name, value in _OWN.items()}
-    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)} | found
+    found = {**found, **{point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in found}}
     name = on.partition(":")[0]
     if name not in found:
         raise InputError(f"expected --on {', '.join(['local', *found])} or NAME:ADDRESS, found {on!r}; another package "

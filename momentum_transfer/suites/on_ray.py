@@ -7,6 +7,8 @@ again elsewhere if its node dies, and it submits what has not ended. A task whos
 import contextlib
 import hashlib
 import os
+import re
+import socket
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,6 +37,8 @@ class Ray:
         self.ray, self.setup = extra("ray", "Ray"), setup
         address = setup.address or os.environ.get("RAY_ADDRESS", "auto")
         try:
+            if at := re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d+)", address):  # for which Ray would wait for minutes
+                socket.create_connection((at[1], int(at[2])), timeout=20).close()
             self.ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR",
                           ignore_reinit_error=True)  # fmt: skip
         except Exception as error:  # ConnectionError, RuntimeError, ValueError and the words of gRPC
