@@ -196,6 +196,8 @@ class _Run:
         last: dict[str, Seen] = {}
         waiting = {job.title: job for job in jobs if job.title in self.numbers}
         left = [job for job in jobs if job.title not in waiting]
+        for job in left:
+            job.forget_end()
         doubted: dict[str, float] = {}
         progress, began = _Progress(self.executor.name, len(jobs), self.numbers), time.monotonic()
         while waiting or left:

@@ -55,8 +55,6 @@ class Ray:
                 mine[attempt.job.title] = attempt
         if not mine:
             return
-        for attempt in mine.values():
-            attempt.job.forget_end()
         number = hashlib.sha256(f"{self.setup.output.resolve()} {time.time_ns()}".encode()).hexdigest()[:12]
         keeper = self.ray.remote(Keeper).options(name=number, lifetime="detached", max_restarts=-1, num_cpus=0)
         with self._answering():
@@ -100,7 +98,7 @@ class Ray:
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[None]:
-        """Stopped where Ray's head is gone: what runs saves and ends, and its cluster knows nothing of it any more."""
+        """Stopped where Ray is gone: what runs saves and ends, and no other cluster knows of it."""
         try:
             yield
         except (ValueError, InputError):
@@ -108,7 +106,9 @@ class Ray:
         except self.ray.exceptions.GetTimeoutError as error:
             raise InputError(f"expected an answer of Ray within {_PATIENCE:.0f} s, found none.") from error
         except Exception as error:
-            raise Stopped(f"Ray's head does not answer ({one_line(error)}); begin one again; {AGAIN}", 1) from error
+            raise Stopped(
+                f"Ray gave no answer ({one_line(error)}); if its head is gone, begin one again; {AGAIN}", 1
+            ) from error
 
 
 class Keeper:
@@ -128,7 +128,7 @@ class Keeper:
         self.refs: dict[str, Any] = {}
         for attempt in attempts:
             job = attempt.job
-            if not ended(job):
+            if not ended(job) and all(need.title in self.refs or need.done() for need in job.needs):
                 needs = [self.refs[need.title] for need in job.needs if need.title in self.refs]
                 several = job.task.nodes > 1
                 options = _asked(attempt, cpus) if not several else {"num_cpus": 0}

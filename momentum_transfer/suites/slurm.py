@@ -54,8 +54,6 @@ class Slurm:
         by_title = {attempt.job.title: attempt for attempt in attempts}
         new, _ = arrays([attempt.job for attempt in attempts], places, queue.longest_array())
         for array in new:
-            for job in array.jobs:
-                job.forget_end()
             mine = [by_title[job.title] for job in array.jobs]
             executor = submitit.SlurmExecutor(folder=self.setup.output / "slurm", max_num_timeout=_TIME_LIMITS)
             executor.update_parameters(**self._parameters(array, mine[0], cpus))

@@ -1,4 +1,4 @@
-"""Suites on a real Slurm of three nodes, with and without accounting: nodes that are drained or killed, and two at once."""
+"""Suites on a real Slurm of three nodes, with and without accounting: nodes drained or killed, and two at once."""
 
 import json
 

@@ -39,7 +39,6 @@ class Processes:
         for attempt in attempts:
             alive = [one for one in self.running.values() if one.poll() is None]
             if len(alive) < self.most and all(need.done() for need in attempt.job.needs):
-                attempt.job.forget_end()
                 command = [sys.executable, "-c", CODE, pickle.dumps(attempt).hex()]
                 process = subprocess.Popen(command)
                 self.running[str(process.pid)] = process
