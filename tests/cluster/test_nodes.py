@@ -1,6 +1,7 @@
 """Suites on a real Slurm of three nodes, with and without accounting: nodes drained or killed, and two at once."""
 
 import json
+import time
 
 import pytest
 import yaml
@@ -26,26 +27,28 @@ def nodes(request: pytest.FixtureRequest):
 
 
 def test_with_a_node_drained_and_one_killed_the_records_are_those_of_one_machine(nodes, tmp_path):
-    path = counting_suite(tmp_path, 24, 20)
+    path = counting_suite(tmp_path, 24, 40)
     assert all(one.well for one in run_local(plan(load_suite(path), ["pixels"], tmp_path / "here"), parallel=6))
     suite = Evaluation(nodes, tmp_path, yaml.safe_load(path.read_text())["tasks"])
     waiting = suite.start()
-    suite.wait_for(lambda: len(list(suite.output.glob("pixels/*/trace"))) >= 5, 240)
+
+    def running(node: str) -> list[str]:
+        listed = nodes.run("squeue", "--noheader", f"--nodelist={node}", "--states=RUNNING", "--format=%i %j")
+        names = dict(line.split() for line in listed.splitlines())
+        return [number for number, name in names.items() if "began" in suite.state(name.removeprefix("pixels-"))]
+
+    suite.wait_for(lambda: running("node0"), 240)
     nodes.run("scontrol", "update", "nodename=node0", "state=drain", "reason=test")
-    on_it = nodes.run("squeue", "--noheader", "--nodelist=node0", "--states=RUNNING", "--format=%i").split()
-    for number in on_it:
+    for number in running("node0"):
         nodes.run("scontrol", "requeue", number, check=False)  # it may just have ended
+    suite.wait_for(lambda: running("node1"), 240)
     nodes.kill_node(1)
     suite.wait_for(lambda: "down" in nodes.run("sinfo", "--noheader", "--nodes=node1", "--format=%T"), 120)
     nodes.run("scontrol", "update", "nodename=node0", "state=resume")
     nodes.start_node(1)
     while waiting.poll() is None:
         suite.hasten()
-        suite.wait_for(lambda: True)
-        try:
-            waiting.wait(timeout=3)
-        except Exception:
-            continue
+        time.sleep(2)
     code, said = ended(waiting)
     assert code == 0, said
     assert records_of(suite.output) == records_of(tmp_path / "here")
