@@ -79,6 +79,47 @@ def traces(output: Path) -> list[Path]:
     return list(output.glob("pixels/*/trace"))
 
 
+def test_a_task_on_two_nodes_is_one_group_of_processes(cluster, tmp_path):
+    path = tmp_path / "suite.yaml"
+    path.write_text(
+        "{name: s, tasks: [{name: ddp, command: 'tests/suites/meeting_task.py {results}', nodes: 2, cpus: 1, "
+        "distributed: true}]}"
+    )
+    jobs = jobs_of(path, tmp_path / "out")
+    (outcome,) = run_on(Ray(Setup(tmp_path / "out", cluster.address)), jobs, tmp_path / "out", gpus=0, poll=0.5)
+    assert outcome.well, jobs[0].log.read_text()
+    assert jobs[0].results.read_text() == "01\n"
+    assert jobs[0].log.with_name("log.1.txt").is_file()
+
+
+def test_what_is_cancelled_saves_and_is_submitted_again(cluster, tmp_path):
+    output = tmp_path / "out"
+    jobs = jobs_of(counting_suite(tmp_path, 2, 40), output)
+    engine = Ray(Setup(output, cluster.address))
+
+    def end() -> None:
+        wait_for(lambda: len(traces(output)) >= 1 and counts(output, "task0")[-1:] >= [5])
+        assert cancel(engine, jobs, output) == 2
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    outcomes = run_on(engine, jobs, output, gpus=0, poll=0.5)
+    thread.join()
+    assert [outcome.status for outcome in outcomes] == ["cancelled", "not run"]
+    assert jobs[0].state()["stopped"] == "SIGTERM"
+    assert all(outcome.well for outcome in run_on(engine, jobs, output, gpus=0, poll=0.5))
+    assert counts(output, "task0") == list(range(40))
+
+
+def test_a_failing_task_stops_its_followers_alone(cluster, tmp_path):
+    path = write_suite(tmp_path, {"word": "fail"}, {"needs": "task0"}, {})
+    jobs = plan(load_suite(path), write_weights(tmp_path)[:1], tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    outcomes = run_on(Ray(Setup(tmp_path / "out", cluster.address)), jobs, tmp_path / "out", gpus=0, poll=0.5)
+    assert [outcome.status for outcome in outcomes] == ["failed", "not run", "done"]
+    assert outcomes[0].note == "exit code 3: boom: no such thing"
+
+
 def test_a_suite_whose_node_and_driver_are_killed_has_the_records_of_an_undisturbed_one(cluster, tmp_path, capsys):
     suite = counting_suite(tmp_path, 24, 20)
     assert all(outcome.well for outcome in run_local(jobs_of(suite, tmp_path / "here"), parallel=6))
@@ -115,47 +156,6 @@ def test_a_node_that_is_asked_to_leave_lets_its_tasks_save(cluster, tmp_path):
     assert all(outcome.well for outcome in outcomes)
     assert "saved at" in "".join(job.log.read_text() for job in jobs)
     assert [counts(output, job.task.name) for job in jobs] == [list(range(40))] * 6
-
-
-def test_what_is_cancelled_saves_and_is_submitted_again(cluster, tmp_path):
-    output = tmp_path / "out"
-    jobs = jobs_of(counting_suite(tmp_path, 2, 40), output)
-    engine = Ray(Setup(output, cluster.address))
-
-    def end() -> None:
-        wait_for(lambda: len(traces(output)) >= 1 and counts(output, "task0")[-1:] >= [5])
-        assert cancel(engine, jobs, output) == 2
-
-    thread = threading.Thread(target=end)
-    thread.start()
-    outcomes = run_on(engine, jobs, output, gpus=0, poll=0.5)
-    thread.join()
-    assert [outcome.status for outcome in outcomes] == ["cancelled", "not run"]
-    assert jobs[0].state()["stopped"] == "SIGTERM"
-    assert all(outcome.well for outcome in run_on(engine, jobs, output, gpus=0, poll=0.5))
-    assert counts(output, "task0") == list(range(40))
-
-
-def test_a_failing_task_stops_its_followers_alone(cluster, tmp_path):
-    path = write_suite(tmp_path, {"word": "fail"}, {"needs": "task0"}, {})
-    jobs = plan(load_suite(path), write_weights(tmp_path)[:1], tmp_path / "out")
-    (tmp_path / "out").mkdir()
-    outcomes = run_on(Ray(Setup(tmp_path / "out", cluster.address)), jobs, tmp_path / "out", gpus=0, poll=0.5)
-    assert [outcome.status for outcome in outcomes] == ["failed", "not run", "done"]
-    assert outcomes[0].note == "exit code 3: boom: no such thing"
-
-
-def test_a_task_on_two_nodes_is_one_group_of_processes(cluster, tmp_path):
-    path = tmp_path / "suite.yaml"
-    path.write_text(
-        "{name: s, tasks: [{name: ddp, command: 'tests/suites/meeting_task.py {results}', nodes: 2, cpus: 1, "
-        "distributed: true}]}"
-    )
-    jobs = jobs_of(path, tmp_path / "out")
-    (outcome,) = run_on(Ray(Setup(tmp_path / "out", cluster.address)), jobs, tmp_path / "out", gpus=0, poll=0.5)
-    assert outcome.well, jobs[0].log.read_text()
-    assert jobs[0].results.read_text() == "01\n"
-    assert jobs[0].log.with_name("log.1.txt").is_file()
 
 
 def test_two_drivers_of_one_suite_are_refused_and_no_cluster_is_one_line(tmp_path, monkeypatch):

@@ -80,7 +80,7 @@ def test_what_another_has_taken_is_waited_for_and_not_done_twice(tmp_path: Path,
     job.folder.mkdir(parents=True)
 
     def other() -> None:
-        if whose == "claim":  # of a machine whose clock is an hour ahead: its signs of life count, not its time
+        if whose == "claim":  # of another machine, whose signs of life count
             (job.folder / ".claim.3").write_text("12 elsewhere 1")
             time.sleep(0.6)
             job.end(5.0, exit_code=0)
