@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.suites.attempt import Attempt
+from momentum_transfer.suites.attempt import Attempt, full_command
 from momentum_transfer.suites.executors import Setup, run_on
 from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.slurm import Slurm, _refusal
@@ -50,9 +50,7 @@ def run_slurm(jobs, output, *, gpus=0, options=(), at_once=None):
 
 def test_submission_files_ask_for_what_the_task_needs(tmp_path: Path, slurm: Path):
     jobs = jobs_of(tmp_path, {"cpus": 3, "minutes": 90, "word": "fail"}, {"needs": "task0", "distributed": True})
-    outcomes = run_slurm(
-        jobs, tmp_path / "out", gpus=8, options={"partition": "gpu", "mem": "64G", "nice": "5"}, poll=0.1
-    )
+    outcomes = run_slurm(jobs, tmp_path / "out", gpus=8, options={"partition": "gpu", "mem": "64G", "nice": "5"})
     first, second = ((slurm / f"{number}.sh").read_text(encoding="utf-8") for number in (101, 102))
     for line in (
         *("cpus-per-task=3", "time=90", "gpus-per-node=1", "partition=gpu", "mem=64G", "nice=5", f"chdir={ROOT}"),
@@ -63,6 +61,21 @@ def test_submission_files_ask_for_what_the_task_needs(tmp_path: Path, slurm: Pat
     for line in ("gpus-per-node=8", "dependency=afterok:101", "kill-on-invalid-dep=yes", "time=720", "cpus-per-task=6"):
         assert f"#SBATCH --{line}\n" in second  # six: the largest node has no eight
     assert [outcome.status for outcome in outcomes] == ["failed", "not run"]
+
+
+def test_a_task_on_two_nodes_asks_for_them_and_its_attempts_meet_at_the_first(tmp_path: Path, slurm: Path):
+    (job,) = jobs_of(tmp_path, {"distributed": True, "nodes": 2})
+    (slurm / "srun").write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")  # no node runs anything
+    run_slurm([job], tmp_path / "out", gpus=4, options={"partition": "gpu"})
+    script = (slurm / "101.sh").read_text(encoding="utf-8")
+    for line in ("nodes=2", "ntasks-per-node=1", "gpus-per-node=4"):
+        assert script.count(f"#SBATCH --{line}\n") == 1
+    first, second = (full_command(job, 4, node, "10.0.0.7:2000")[3:] for node in (0, 1))
+    meeting = ["--nproc-per-node=4", "--nnodes=2", "--node-rank=0", "--master-addr=10.0.0.7", "--master-port=2000"]
+    assert first[:5] == meeting
+    assert [word for word in second if word not in first] == ["--node-rank=1"]
+    with pytest.raises(InputError, match="expected one node, found nodes: 2 without distributed: true"):
+        jobs_of(tmp_path, {"nodes": 2})
 
 
 def test_needs_run_first_failures_are_told_and_checkpoints_are_arrays(tmp_path: Path, slurm: Path):
@@ -112,7 +125,7 @@ def test_a_job_that_is_still_queued_is_found_again_and_not_submitted_twice(tmp_p
     [
         ("CANCELLED|None", "cancelled", "Slurm job 101 was cancelled"),
         ("NODE_FAIL|None", "failed", "Slurm job 101 ended as NODE_FAIL"),
-        ("PENDING|DependencyNeverSatisfied", "failed", "Slurm job 101 ended as PENDING"),
+        ("PENDING|DependencyNeverSatisfied", "cancelled", "Slurm job 101 was cancelled"),
         ("", "failed", "Slurm job 101 is gone from the queue"),
     ],
 )
