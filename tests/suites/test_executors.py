@@ -12,10 +12,9 @@ from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.task import Job
 from tests.suites.suite_files import words, write_suite, write_weights
-from tests.tools.in_process import run_tool
 
 #: An engine of another package, whole: processes of this machine, without dependencies of its own.
-THREADS = """
+PROCESSES = """
 import pickle
 import subprocess
 import sys
@@ -59,7 +58,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"
     info = site / "another_package-1.0.dist-info"
     info.mkdir(parents=True)
-    (site / "another_package.py").write_text(THREADS, encoding="utf-8")
+    (site / "another_package.py").write_text(PROCESSES, encoding="utf-8")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: another-package\nVersion: 1.0\n", encoding="utf-8")
     entries = "processes = another_package:Processes\nbroken = another_package:Nothing\ngone = no_such_module:Nothing\n"
     (info / "entry_points.txt").write_text(f"[momentum_transfer.executors]\n{entries}", encoding="utf-8")
@@ -71,19 +70,16 @@ def jobs_of(folder: Path, *tasks: dict) -> list[Job]:
     return plan(load_suite(write_suite(folder, *tasks)), write_weights(folder)[:1], folder / "out")
 
 
-def test_an_executor_of_another_package_runs_a_suite(tmp_path: Path, installed):
-    assert len(THREADS.strip().splitlines()) <= 40
-    write_suite(tmp_path, {}, {"needs": "task0"}, {"word": "fail"}, {"needs": "task2"})
-    weights = write_weights(tmp_path)[0]
-    ended = run_tool("evaluate", "--suite", tmp_path / "suite.yaml", "--weights", weights, "--output",
-                     tmp_path / "out", "--on", "processes")  # fmt: skip
-    assert ended.returncode == 1, ended.stderr
+def test_an_executor_of_another_package_runs_a_suite(tmp_path: Path, installed, capsys):
+    assert len(PROCESSES.strip().splitlines()) <= 40
+    jobs = jobs_of(tmp_path, {}, {"needs": "task0"}, {"word": "fail"}, {"needs": "task2"})
+    engine = executor_class("processes:anywhere")(Setup(tmp_path / "out"))
+    outcomes = run_on(engine, jobs, tmp_path / "out", gpus=engine.gpus(), poll=0.1)
+    assert [outcome.status for outcome in outcomes] == ["done", "done", "failed", "not run"]
+    assert [outcome.note for outcome in outcomes[2:]] == ["exit code 3: boom: no such thing", "task2 did not end well"]
     assert words(tmp_path / "out") == ["word0", "word1"]
-    assert "failed: momentum2: task2, exit code 3: boom: no such thing" in ended.stdout
-    assert "not run: momentum2: task3, task2 did not end well" in ended.stdout
-    assert "Processes: 0 of 4 ended" in ended.stdout
-    (job, *_) = jobs_of(tmp_path, {})
-    assert submitted(tmp_path / "out", "Processes")[job.title][1] == job.key
+    assert "Processes: 0 of 4 ended" in capsys.readouterr().out
+    assert submitted(tmp_path / "out", "Processes")[jobs[0].title][1] == jobs[0].key
     assert submitted(tmp_path / "out", "Slurm") == {}
 
 

@@ -191,7 +191,7 @@ def test_scripts_and_manifests_start_the_same_shards(tmp_path: Path):
     assert "gpu" not in export("k8s", command, Path("/a b"), jobs[:1], 0, 2)
 
 
-def test_the_exported_commands_run_the_suite_and_shards_meet_no_engine(tmp_path: Path):
+def test_what_is_exported_is_this_command_and_shards_meet_no_engine(tmp_path: Path):
     write_suite(tmp_path, {}, {}, {"needs": "task0"})
     weights, output = write_weights(tmp_path)[0], tmp_path / "out"
     words_ = ("--suite", tmp_path / "suite.yaml", "--weights", weights, "--output", output, "--gpus", "0")
@@ -200,9 +200,7 @@ def test_the_exported_commands_run_the_suite_and_shards_meet_no_engine(tmp_path:
     assert "2 shards: a line is a shard" in done.stdout
     lines = (output / "shards.sh").read_text().splitlines()
     assert len(lines) == 2
-    assert "--export" not in lines[0]
-    ended = run_tool("evaluate", *words_, "--shard", "2/2")
-    assert f"{words(output)}" == "['word1', 'word0', 'word2']", ended.stderr
+    assert f"--output {output} --gpus 0 --shard 2/2)" in lines[1]
     for more, told in (
         (("--on", "slurm", "--shard", "1/2"), "expected --shard for processes of this machine, found it with --on"),
         (("--cancel",), "expected --cancel with --on ENGINE"),
