@@ -136,12 +136,12 @@ def run_on(executor: Executor, jobs: Sequence[Job], output: Path, *, gpus: int, 
 
     Raises:
         InputError: the engine refuses a job, or a job with other settings is at work in a folder.
-        Stopped: Ctrl-C or SIGTERM; the submitted tasks go on.
+        Stopped: Ctrl-C or SIGTERM; the submitted jobs go on.
     """
     done = {job.title: Outcome(job, "done before", float(job.state().get("seconds", 0))) for job in jobs if job.done()}
     to_do = [job for job in jobs if job.title not in done]
     run = _Run(executor, output, gpus, poll)
-    with stop_signals("the submitted tasks go on") as stop:
+    with stop_signals("the submitted jobs go on") as stop:
         run.numbers = _found(to_do, executor, output) if to_do else {}
         seen = run.wait(to_do, stop)
     outcomes = dict(done)
@@ -177,7 +177,7 @@ def _found(jobs: Sequence[Job], executor: Executor, output: Path, same: bool = T
         found[job.title] = number
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        say(f"{counted(len(found), 'task')} still queued or running: {', '.join(list(found.values())[:5])}{more}")
+        say(f"{counted(len(found), 'task')} still in the queue or running: {', '.join(list(found.values())[:5])}{more}")
     return found
 
 
@@ -271,7 +271,7 @@ def _pause(seconds: float, stop: StopSignal) -> None:
 
 def _refuse_stop(stop: StopSignal, doing: str) -> None:
     if stop:
-        raise Stopped(f"stopped {doing}, the submitted tasks go on; {AGAIN}", stop.exit_code)
+        raise Stopped(f"stopped {doing}, the submitted jobs go on; {AGAIN}", stop.exit_code)
 
 
 class _Progress:

@@ -133,7 +133,7 @@ def test_a_suite_whose_node_and_driver_are_killed_has_the_records_of_an_undistur
     outcomes = run_on(Ray(Setup(output, cluster.address)), jobs, output, gpus=0, poll=0.5)
     cluster.add_node(num_cpus=2)
     assert all(outcome.well for outcome in outcomes)
-    assert "still queued or running" in capsys.readouterr().out
+    assert "still in the queue or running" in capsys.readouterr().out
     assert len((output / "submitted.jsonl").read_text().splitlines()) == 1
     assert records_of(output) == records_of(tmp_path / "here")
 
