@@ -1,10 +1,12 @@
-"""A suite of thousands of tasks from plan to page on a stand-in for Slurm; a results file of a million lines.
+"""A suite of thousands of tasks from plan to page on stand-ins for Slurm and Ray; a results file of a million lines.
 
-python benchmarks/suites.py [--checkpoints 1000] [--tasks 10]      (evaluate --slurm from plan to page)
+python benchmarks/suites.py [--checkpoints 1000] [--tasks 10]      (evaluate --on slurm from plan to page)
+python benchmarks/suites.py --on ray                               (the same with --on ray)
 python benchmarks/suites.py --records 1000000                      (report on a results file)
 
-It reports the time on this machine, and the most memory that a process took. The stand-in's sbatch answers with a
-number, and its squeue lets every job end well at once, with a state file and a record each; no task's process runs.
+It reports the time on this machine, by the clock and of its processors, and the most memory that a process took. The
+stand-in's sbatch answers with a number, and its squeue lets every job end well at once, with a state file and a record
+each; no task's process runs. That of Ray is a module of its name, whose actor lives in the driver's process.
 """
 
 import argparse
@@ -48,6 +50,37 @@ with open(os.path.join(output, "results.jsonl"), "w") as records:
         records.write(json.dumps(record) + "\\n")
 """
 
+#: What the executor asks of Ray; ``wait`` lets every task end well.
+RAY = """
+import subprocess
+class exceptions:
+    class GetTimeoutError(Exception): pass
+    class TaskCancelledError(Exception): pass
+class Made:
+    def __init__(self, what): self.what = what
+    def options(self, **words): return self
+    def remote(self, *words): return Actor(self.what(*words)) if isinstance(self.what, type) else object()
+class Actor:
+    def __init__(self, inner): self.inner = inner
+    def __getattr__(self, name): return Call(self.inner, name)
+class Call:
+    def __init__(self, inner, name): self.call = getattr(inner, name)
+    def remote(self, *words): return self.call(*words)
+actors = {{}}
+class Named(Made):
+    def options(self, name="", **words): self.name = name; return self
+    def remote(self, *words): return actors.setdefault(self.name, super().remote(*words))
+def init(*words, **more): pass
+def nodes(): return [{{"Alive": True, "Resources": {{"CPU": 8.0, "GPU": 1.0}}}}]
+def remote(what): return Named(what) if isinstance(what, type) else Made(what)
+def get(value, timeout=0): return value
+def get_actor(name): return actors[name]
+def kill(actor): pass
+def wait(refs, **more):
+    subprocess.run([{squeue!r}], check=True)
+    return list(refs), []
+"""
+
 
 def main(args: argparse.Namespace) -> None:
     """Run the one or the other, and say what it took."""
@@ -57,21 +90,22 @@ def main(args: argparse.Namespace) -> None:
             command = ["tools/report.py", str(_results(folder, args.records)), "--out", str(folder / "page.html")]
             what, environment = f"report on {args.records} records", dict(os.environ)
         else:
-            command, environment = _suite(folder, args.checkpoints, args.tasks)
-            what = f"evaluate --slurm of {args.checkpoints * args.tasks} tasks"
-        seconds, mebibytes = _measured(command, environment)
-    say(f"{what}: {seconds:.1f} s, {mebibytes:.0f} MiB")
+            command, environment = _suite(folder, args.checkpoints, args.tasks, args.on)
+            what = f"evaluate --on {args.on} of {args.checkpoints * args.tasks} tasks"
+        seconds, of_processors, mebibytes = _measured(command, environment)
+    say(f"{what}: {seconds:.1f} s, {of_processors:.1f} s of processors, {mebibytes:.0f} MiB")
 
 
-def _measured(command: Sequence[str], environment: Mapping[str, str]) -> tuple[float, float]:
-    """Wall seconds of a tool, and the MiB of its largest process."""
+def _measured(command: Sequence[str], environment: Mapping[str, str]) -> tuple[float, float, float]:
+    """Seconds of a tool by the clock and of processors, and the MiB of its largest process."""
     began = time.perf_counter()
     subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - began
-    return seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
-def _suite(folder: Path, checkpoints: int, tasks: int) -> tuple[list[str], dict[str, str]]:
+def _suite(folder: Path, checkpoints: int, tasks: int, on: str) -> tuple[list[str], dict[str, str]]:
     """The command that evaluates a suite whose second half of tasks each need one of the first, and its environment."""
     (folder / "tool.py").write_text("", encoding="utf-8")
     entries = [
@@ -94,8 +128,10 @@ def _suite(folder: Path, checkpoints: int, tasks: int) -> tuple[list[str], dict[
     }.items():  # fmt: skip
         (programs / name).write_text(text, encoding="utf-8")
         (programs / name).chmod(0o755)
-    command = ["tools/evaluate.py", "--suite", str(folder / "suite.yaml"), "--output", str(output), "--slurm"]
-    environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    command = ["tools/evaluate.py", "--suite", str(folder / "suite.yaml"), "--output", str(output), "--on", on]
+    (programs / "ray.py").write_text(RAY.format(squeue=str(programs / "squeue")), encoding="utf-8")
+    path = os.pathsep.join(filter(None, [str(programs), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path}
     return [*command, "--gpus", "1", "--weights", *map(str, weights)], environment
 
 
@@ -122,6 +158,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoints", type=at_least(1), default=1000)
     parser.add_argument("--tasks", type=at_least(1), default=10, help="for each checkpoint")
+    parser.add_argument("--on", choices=["slurm", "ray"], default="slurm", help="the engine that has a stand-in")
     parser.add_argument("--records", type=at_least(1), help="report on a file of N records instead of a suite")
     return parser
 

@@ -7,18 +7,22 @@
     python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --slurm --gpus 8 --sbatch partition=gpu
 
 Records of all tasks go to OUTPUT/results.jsonl, the page to OUTPUT/report.html. Exit code 1 if a task failed. The same
-command resumes a stopped or killed suite. --slurm submits one job a task through submitit (pip install ".[slurm]"),
-waits for all, and makes the page; run again, it finds the jobs still queued. Preempted, requeued and timed-out jobs
-resume (docs/cluster.md); tools/status.py shows where the tasks are.
+command resumes a stopped or killed suite. --slurm (--on slurm) submits one job a task through submitit (pip install
+".[slurm]"), waits for all, and makes the page; run again, it finds the jobs still queued. Preempted, requeued and
+timed-out jobs resume (docs/cluster.md); tools/status.py shows where the tasks are. --on ray does so on a Ray cluster.
+
+    python tools/evaluate.py --weights CKPT --suite full --shard 2/4       (one of four processes that share OUTPUT)
+    python tools/evaluate.py --weights CKPT --suite full --export k8s      (a manifest of such shards, in OUTPUT)
 """
 
 import argparse
 import collections
+import contextlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,16 +31,18 @@ if not __package__:  # python tools/NAME.py
 
 from momentum_transfer.core.command import above_0, at_least, own_file, run_tool
 from momentum_transfer.core.errors import InputError, counted
-from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, weights_name
+from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, weights_name, write_text
 from momentum_transfer.core.log import say, table, warn
-from momentum_transfer.core.shipped import started, workplace
+from momentum_transfer.core.shipped import started, typed, workplace
 from momentum_transfer.core.urls import copy_out
-from momentum_transfer.suites.attempt import Outcome, alone, run_local
+from momentum_transfer.suites.attempt import Outcome, alone
+from momentum_transfer.suites.executors import Executor, Setup, cancel, executor_class, run_on
+from momentum_transfer.suites.local import run_local
 from momentum_transfer.suites.planning import LISTED, expected, plan, read_measured, select, show_plan
 from momentum_transfer.suites.preflight import OF_THE_MACHINE, Refusals, Shared, preflight, show_refusals
 from momentum_transfer.suites.progress import write_plan
-from momentum_transfer.suites.slurm import OURS, run_slurm
-from momentum_transfer.suites.slurm_queue import largest_node
+from momentum_transfer.suites.shards import KINDS, export, read_shard
+from momentum_transfer.suites.slurm import OURS
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job
 from momentum_transfer.tools import convert, lowshot, transfer
@@ -57,39 +63,53 @@ def main(args: argparse.Namespace) -> None:
         raise InputError("expected --suite YAML, found none; for example --suite configs/suites/quick.yaml")
     suite = load_suite(args.suite)
     suite = replace(suite, tasks=select(suite.tasks, args.tasks, args.skip))
+    shard = None if args.shard is None else read_shard(args.shard, os.environ)
     output = _from_root(args.output or f"outputs/{suite.name}")
     weights = [_weights_from_root(name) for name in args.weights or suite.weights]
+    place = Path.cwd()
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
     own = ["its own pretrainings"] if suite.sweep else []
     names = ", ".join([*own, *map(weights_name, weights)]) or "no checkpoint"
     say(f"suite {suite.name}: {len(suite.tasks)} tasks for each of {names}; output in {output}")
+    engine = _engine(args, output)
     shared = Shared()
     jobs = plan(suite, weights, output, args.preset, shared.backbone)
     _check_pretrainings(suite)
     for name in (name for name in NO_FILES if name in weights):
         if (left_out := len(suite.tasks) - sum(job.weights == name for job in jobs)) > 0:
             say(f"left out for {name}, because they need converted weights: {counted(left_out, 'task')}")
-    options = _sbatch_options(args)
-    gpus = _gpus(args, options)
+    gpus = args.gpus if args.gpus is not None else _gpus(engine)
     costs = expected(jobs, gpus, read_measured(args.measured) if args.measured else None)
     if args.dry_run:
         show_plan(jobs, costs, gpus, args.price)
-    _refuse(preflight(jobs, TOOLS, output, shared), elsewhere=args.slurm)
+    _refuse(preflight(jobs, TOOLS, output, shared), elsewhere=engine is not None or bool(args.export))
     if args.dry_run:
+        return
+    if args.export:
+        _export(args, output, place, jobs, gpus)
         return
     from momentum_transfer.core.loggers import suite_run  # here, because it imports torch, which takes seconds
 
-    with alone(output) as lock, suite_run(output):
+    with alone(output) if shard is None else contextlib.nullcontext() as lock, suite_run(output):
+        if args.cancel and engine is not None:
+            say(f"cancelled: {counted(cancel(engine, jobs, output), 'task')}")
+            return
         suite.write_description(output)
         write_plan(output, jobs, costs)
-        if args.slurm:
-            outcomes = run_slurm(jobs, output, gpus=gpus, options=options, at_once=args.jobs)
+        if engine is not None:
+            outcomes = run_on(engine, jobs, output, gpus=gpus)
         else:
-            outcomes = run_local(jobs, parallel=args.jobs or 1, gpus=gpus, lock=lock)
+            outcomes = run_local(jobs, parallel=args.jobs or 1, gpus=gpus, lock=lock, shard=shard)
         _show_outcomes(outcomes)
-        reported = _report(output, jobs, weights)
-        if args.copy_to:
-            copy_out(output, args.copy_to)
+        try:
+            with contextlib.nullcontext() if shard is None else alone(output, patience=0.0):
+                reported = _report(output, jobs, weights)
+                if args.copy_to:
+                    copy_out(output, args.copy_to)
+        except InputError:
+            if shard is None:
+                raise
+            reported = True  # another shard is making the page
     if not reported or not all(outcome.well for outcome in outcomes):
         raise SystemExit(1)
 
@@ -108,6 +128,37 @@ def _refuse(found: Refusals, *, elsewhere: bool) -> None:
         f"expected a plan whose every task can run, found {counted(len(names), 'task')} refused (the table above); "
         f"correct them, or leave them out: --skip {' '.join(names)}"
     )
+
+
+def _engine(args: argparse.Namespace, output: Path) -> Executor | None:
+    """The engine of --on, or of --slurm; None for this machine. InputError for options that do not go together."""
+    on = args.on or ("slurm" if args.slurm else "local")
+    if args.slurm and on != "slurm":
+        raise InputError(f"expected --slurm or --on {on}, found both; leave one out")
+    options = _sbatch_options(args, on)
+    apart = [name for name, asked in (("--shard", args.shard is not None), ("--export", args.export)) if asked]
+    if on != "local" and apart:
+        raise InputError(f"expected {apart[0]} for processes of this machine, found it with --on {on}; leave one out")
+    if on == "local" and args.cancel:
+        raise InputError("expected --cancel with --on ENGINE, found it without; Ctrl-C ends a suite on this machine")
+    if on == "local":
+        return None
+    engine: Executor = executor_class(on)(Setup(output, on.partition(":")[2], options, args.jobs))
+    return engine
+
+
+def _export(args: argparse.Namespace, output: Path, place: Path, jobs: Sequence[Job], gpus: int) -> None:
+    """Write the script or manifest of --export, for --jobs shards (default: as tasks may begin side by side)."""
+    words, skip = [], False
+    for word in sys.argv[1:]:
+        if not skip and not word.startswith(("--export", "--jobs")):
+            words.append(word)
+        skip = word in ("--export", "--jobs")
+    count = args.jobs or sum(not job.needs for job in jobs)
+    suffix, how = KINDS[args.export]
+    path = output / f"shards{suffix}"
+    write_text(path, export(args.export, typed([sys.argv[0], *words]), place, jobs, gpus, count))
+    say(f"wrote {path}, {counted(count, 'shard')}: {how}")
 
 
 def _show_outcomes(outcomes: Sequence[Outcome]) -> None:
@@ -178,19 +229,18 @@ def _weights_from_root(name: str) -> str:
     return name if name in NO_FILES or is_hub_name(name) or is_made(name) else str(_from_root(name))
 
 
-def _gpus(args: argparse.Namespace, options: Mapping[str, str]) -> int:
-    if args.gpus is not None:
-        return int(args.gpus)
-    if args.slurm:
-        return largest_node(options.get("partition", ""))[1]
+def _gpus(engine: Executor | None) -> int:
+    """GPUs of a node of the engine, or of this machine."""
+    if engine is not None:
+        return engine.gpus()
     import torch
 
     return torch.cuda.device_count()
 
 
-def _sbatch_options(args: argparse.Namespace) -> dict[str, str]:
+def _sbatch_options(args: argparse.Namespace, on: str) -> dict[str, str]:
     """The options of --sbatch by key; InputError without --slurm, or for a malformed, reserved or repeated key."""
-    if args.sbatch and not args.slurm:
+    if args.sbatch and on != "slurm":
         raise InputError(f"expected --sbatch together with --slurm, found {args.sbatch[0]!r} without it; add --slurm")
     options: dict[str, str] = {}
     for word in args.sbatch:
@@ -251,14 +301,19 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--jobs",
         type=at_least(1),
-        help="tasks at a time: on this machine (default: 1), or of each array of Slurm's jobs",
+        help="tasks at a time: on this machine (default: 1), or of each array of Slurm's jobs; shards of --export",
     )
     add(
         "--gpus",
         type=at_least(0),
-        help="GPUs to use; with --slurm those of a node (default: those found here, or there)",
+        help="GPUs to use; of an engine those of a node (default: those found here, or there)",
     )
-    add("--slurm", action="store_true", help="one Slurm job a task, through submitit")
+    add("--on", metavar="ENGINE", help="local, slurm, ray[:ADDRESS], or an engine of another package")
+    add("--slurm", action="store_true", help="one Slurm job a task, through submitit: --on slurm")
+    add("--cancel", action="store_true", help="with --on: let the submitted tasks save and end")
+    add("--shard", nargs="?", const="", metavar="K/N",
+        help="be one of N processes that share OUTPUT (without K/N: the index of an array job)")  # fmt: skip
+    add("--export", choices=list(KINDS), help="write such shards as commands, a manifest or a script into OUTPUT")
     add(
         "--sbatch",
         nargs="+",

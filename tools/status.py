@@ -20,8 +20,8 @@ if not __package__:  # python tools/NAME.py
 
 from momentum_transfer.core.command import number_in, run_tool
 from momentum_transfer.core.log import say, table
+from momentum_transfer.suites.executors import submitted
 from momentum_transfer.suites.progress import Standing, standings
-from momentum_transfer.suites.slurm import submitted
 
 #: Rows of the table unless --all is given.
 ROWS = 40

@@ -135,7 +135,8 @@ def verify(suite: Suite, count: int, output: Path, jobs: int) -> None:
     """Run ``count`` random cells of the shipped scores again; exit code 1 if a score does not agree."""
     from momentum_transfer.core.records import read
     from momentum_transfer.report.study_records import RESULTS, agreement, same_machine, shipped, unpack
-    from momentum_transfer.suites.attempt import alone, run_local
+    from momentum_transfer.suites.attempt import alone
+    from momentum_transfer.suites.local import run_local
     from momentum_transfer.suites.planning import plan
 
     with tempfile.TemporaryDirectory() as folder:

@@ -74,6 +74,17 @@ def _state_of(process: int) -> tuple[str, str]:
         return "", ""
 
 
+def signature() -> str:
+    """What this process writes into a file that is to tell whose it is."""
+    return f"{os.getpid()} {socket.gethostname()} {_state_of(os.getpid())[1]}"
+
+
+def lives_here(text: str) -> bool | None:
+    """Whether the process with this ``signature`` runs on this machine; None if it is another's, or unreadable."""
+    owner = _owner_in(text)
+    return owner.lives() if owner is not None and owner.here else None
+
+
 def _owner_in(text: str) -> _Owner | None:
     process, _, rest = text.strip().partition(" ")
     host, _, began = rest.partition(" ")
@@ -205,7 +216,7 @@ def _occupied(path: Path, owner: _Owner) -> InputError:
 
 def _sign(path: Path, descriptor: int, locked: bool) -> None:
     """Write who holds the lock. Without the system's lock the last of several that come at once is the owner."""
-    text = f"{os.getpid()} {socket.gethostname()} {_state_of(os.getpid())[1]}".encode()
+    text = signature().encode()
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, text, 0)
     if locked:

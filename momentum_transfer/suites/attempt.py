@@ -1,9 +1,12 @@
-"""Attempts at jobs: processes of this machine, several side by side (``run_local``), or one on a Slurm node.
+"""Attempts at jobs: processes of this machine (``local.py``), or one called by an engine (``executors.py``) on a node.
 
 A job that fails stops only those that need it. A stop by signal is no end: SIGTERM (preemption, ``scontrol requeue``,
-``scancel``) lets the task save and leave, and no exit code is written, so that the requeued job, or the same command
-later, goes on. Before a time limit submitit is warned by SIGUSR2: :meth:`Attempt.checkpoint` lets the task save, and
-submitit puts the job into the queue again.
+``scancel``, a node that is drained) lets the task save and leave, and no exit code is written, so that the requeued
+job, or the same command later, goes on. Before a time limit submitit is warned by SIGUSR2: :meth:`Attempt.checkpoint`
+lets the task save, and submitit puts the job into the queue again.
+
+A task on several nodes is an attempt on each: that of node 0 notes begin and end, and in the state where torchrun's
+processes meet (``rendezvous``); the others join it there.
 
 The runner holds the lock of its folder (``core.run_lock``), and its tasks inherit it; the system gives it up when the
 last of them ends. So two suites never write the same folder, and after a ``kill -9`` the next run waits for the tasks
@@ -15,18 +18,18 @@ import ctypes
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from momentum_transfer.core import run_lock
-from momentum_transfer.core.command import Stopped, stop_signals
-from momentum_transfer.core.errors import AGAIN, InputError, extra
+from momentum_transfer.core.errors import InputError, extra
 from momentum_transfer.core.log import say, speaking
 from momentum_transfer.core.records import SPENT
 from momentum_transfer.core.shipped import started, workplace
@@ -61,37 +64,54 @@ JOB_LOCK = ".job.lock"
 _PATIENCE = 600.0
 
 
-def full_command(job: Job, gpus: int) -> list[str]:
-    """The command with its interpreter: torchrun for a distributed task on several GPUs, else this Python."""
-    several = job.task.distributed and gpus > 1
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"] if several else []
+def full_command(job: Job, gpus: int, node: int = 0, rendezvous: str = "") -> list[str]:
+    """The command with its interpreter: torchrun for a distributed task on several GPUs, else this Python.
+
+    ``rendezvous``: HOST:PORT at which the nodes of a task on several meet, of which this is number ``node``.
+    """
+    torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={max(1, gpus)}"]
+    if rendezvous:
+        host, _, port = rendezvous.rpartition(":")
+        torchrun += [f"--nnodes={job.task.nodes}", f"--node-rank={node}", f"--master-addr={host}"]
+        torchrun += [f"--master-port={port}"]
+    elif job.task.distributed and gpus > 1:
+        torchrun.insert(2, "--standalone")
+    else:
+        torchrun = []
     return [sys.executable, *torchrun, *started(job.command)]
 
 
 def start(
-    job: Job, gpus: int, device: int | None = None, locks: tuple[int, ...] = ()
+    job: Job, gpus: int, device: int | None = None, locks: tuple[int, ...] = (), rendezvous: str = ""
 ) -> tuple[subprocess.Popen[bytes], float]:
     """Start a job's process with its output in ``job.log``; returns it, and the seconds that earlier attempts took.
 
     Args:
         device: the one GPU that it sees; None shows all.
         locks: descriptors of locks, which it holds until its own end.
+        rendezvous: HOST:PORT of a task on several nodes, of which this is the first.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
-    spent = job.begin(job.gpus(gpus))
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", SPENT: f"{spent:.1f}"}
+    nodes = job.task.nodes if rendezvous else 1
+    spent = job.begin(job.gpus(gpus) * nodes, **({"rendezvous": rendezvous} if rendezvous else {}))
+    environment = {"PYTHONUNBUFFERED": "1", SPENT: f"{spent:.1f}"}
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(device)
-    command = full_command(job, gpus)
-    with open(job.log, "ab") as log:
+    return _process(full_command(job, gpus, rendezvous=rendezvous), job.log, environment, locks), spent
+
+
+def _process(
+    command: list[str], path: Path, environment: dict[str, str], locks: tuple[int, ...] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a command with its output at the end of a log, holding ``locks``."""
+    with open(path, "ab") as log:
         log.write(f"$ {shlex.join(command)}\n".encode())
         log.flush()
         # A session of its own: Ctrl-C reaches it once, through us, because a second signal would mean "at once".
-        process = subprocess.Popen(
-            command, cwd=workplace(), env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            pass_fds=locks, preexec_fn=_in_the_child(os.getpid()),
+        return subprocess.Popen(
+            command, cwd=workplace(), env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True, pass_fds=locks, preexec_fn=_in_the_child(os.getpid()),
         )  # fmt: skip
-    return process, spent
 
 
 def _in_the_child(parent: int) -> Callable[[], None]:
@@ -161,102 +181,33 @@ class Outcome:
         return self.status in ("done", "done before")
 
 
-def run_local(jobs: Sequence[Job], *, parallel: int = 1, gpus: int = 0, lock: int | None = None) -> list[Outcome]:
-    """Run jobs as processes of this machine, at most ``parallel`` at a time, each on its own GPU where there are GPUs.
-
-    The tasks inherit ``lock``, the descriptor of the suite's lock. Stopped: Ctrl-C or SIGTERM came; the running tasks
-    got it too and had time to save.
-    """
-    outcomes: dict[str, Outcome] = {}
-    for job in jobs:
-        if job.done():
-            outcomes[job.title] = Outcome(job, "done before", float(job.state().get("seconds", 0)))
-            say(f"{job.title}: done before")
-    waiting = [job for job in jobs if job.title not in outcomes]
-    running: dict[int, _Running] = {}
-    with stop_signals("waiting for the running tasks to save") as stop:
-        try:
-            while waiting or running:
-                if stop:
-                    raise Stopped(f"stopped; {AGAIN}", stop.exit_code)
-                for slot, task in list(running.items()):
-                    if task.process.poll() is not None:
-                        outcomes[task.job.title] = task.outcome()
-                        del running[slot]
-                for slot in (slot for slot in range(parallel) if slot not in running):
-                    if next_one := _next(waiting, outcomes):
-                        say(f"{next_one.title}: running, output in {next_one.log}")
-                        device = slot % gpus if parallel > 1 and gpus else None
-                        locks = () if lock is None else (lock,)
-                        process, spent = start(next_one, min(gpus, 1) if parallel > 1 else gpus, device, locks)
-                        running[slot] = _Running(next_one, process, time.monotonic(), spent)
-                time.sleep(0.05)
-        finally:
-            _end(running.values())
-    return [outcomes[job.title] for job in jobs]
-
-
-@dataclass(frozen=True)
-class _Running:
-    """A task's process; ``began`` by the monotonic clock, ``spent``: seconds of earlier attempts."""
-
-    job: Job
-    process: subprocess.Popen[bytes]
-    began: float
-    spent: float
-
-    def outcome(self) -> Outcome:
-        """Note and log how it ended."""
-        seconds = time.monotonic() - self.began
-        status, note = note_end(self.job, self.process.returncode, seconds, self.spent)
-        return Outcome(self.job, status, seconds, note)
-
-
-def _next(waiting: list[Job], outcomes: dict[str, Outcome]) -> Job | None:
-    """The next job that may start; those that cannot run any more get their outcome on the way."""
-    for job in list(waiting):
-        needs = [outcomes.get(need.title) for need in job.needs]
-        if failed := [need.job.task.name for need in needs if need is not None and not need.well]:
-            outcomes[job.title] = Outcome(job, "not run", note=f"{failed[0]} did not end well")
-        elif None not in needs:
-            waiting.remove(job)
-            return job
-        else:
-            continue
-        waiting.remove(job)
-    return None
-
-
-def _end(running: Collection[_Running]) -> None:
-    """Ask tasks to stop, give them time to save, then insist."""
-    for task in running:
-        if task.process.poll() is None:
-            task.process.terminate()
-    for task in running:
-        try:
-            task.process.wait(timeout=120)
-        except subprocess.TimeoutExpired:
-            task.process.kill()
-            task.process.wait()
-        task.outcome()
-
-
 class Attempt:
-    """What a Slurm job runs: ``Attempt(job, gpus)()``; ``patience``: seconds to wait for another in its folder."""
+    """What an engine calls on a node: ``Attempt(job, gpus)()``.
 
-    def __init__(self, job: Job, gpus: int, patience: float = _PATIENCE) -> None:
-        self.job, self.gpus, self.patience = job, gpus, patience
+    Args:
+        gpus: of a node, for a distributed task; others take one.
+        patience: seconds to wait for another in the job's folder.
+        node: number of this node, from 0, of a task on several; None for Slurm's.
+    """
+
+    def __init__(self, job: Job, gpus: int, patience: float = _PATIENCE, node: int | None = None) -> None:
+        self.job, self.gpus, self.patience, self.node = job, gpus, patience, node
         self._process = 0  # its id; 0 for none
-        self._began, self._spent = 0.0, 0.0
+        self._began, self._spent, self._stopped = 0.0, 0.0, False
 
     def __call__(self) -> None:
         """Run the job to its end and note that.
 
-        RuntimeError if the task failed, so that Slurm starts nothing that depends on it; SystemExit if a signal stopped
+        RuntimeError if the task failed, so that nothing that depends on it is started; SystemExit if a signal stopped
         it; InputError if another process stays at work in the job's folder.
         """
         self._began = time.monotonic()  # not before: it is made on another machine
+        several = self.job.task.nodes > 1
+        node = int(os.environ.get("SLURM_NODEID", "0")) if self.node is None and several else self.node
         with speaking():
+            if node:
+                self._join(node)
+                return
             deadline = time.monotonic() + self.patience
             while True:
                 try:
@@ -282,24 +233,62 @@ class Attempt:
             say(f"{self.job.title}: done before")
             return
         self._began = time.monotonic()
-        before = signal.signal(signal.SIGTERM, self._stop)
-        try:
-            process, self._spent = start(self.job, self.gpus, locks=(lock,))
-            self._process = process.pid
-            # Not wait(): its lock is held while it waits, and the handlers above look at the process too.
-            while (code := process.poll()) is None:
-                time.sleep(0.1)
-            self._process = 0
+        rendezvous = f"{_own_address()}:{_free_port()}" if self.job.task.nodes > 1 else ""
+        with self._stopping():
+            process, self._spent = start(self.job, self.gpus, locks=(lock,), rendezvous=rendezvous)
+            code = self._wait(process)
             status, note = note_end(self.job, code, time.monotonic() - self._began, self._spent)
-        finally:
-            signal.signal(signal.SIGTERM, before)
         if status == "stopped":
             sys.exit(128 + _STOPS[code])
         if status == "failed":
             raise RuntimeError(f"{self.job.title}: {note}, see {self.job.log}")
 
+    def _join(self, node: int) -> None:
+        """Take part as a further node until the job's folder holds an end; the output is in ``log.NODE.txt``.
+
+        A process that ends while node 0 still runs joins its next attempt, at another rendezvous.
+        """
+        joined = ""
+        log = self.job.log.with_suffix(f".{node}{self.job.log.suffix}")
+        with self._stopping():
+            while not self._stopped:
+                state = self.job.state()
+                mine = state.get("key") == self.job.key
+                if mine and "exit_code" in state:
+                    return
+                rendezvous = str(state.get("rendezvous", "")) if mine else ""
+                if rendezvous in ("", joined):
+                    time.sleep(0.2)
+                    continue
+                joined = rendezvous
+                command = full_command(self.job, self.gpus, node, rendezvous)
+                self._wait(_process(command, log, {"PYTHONUNBUFFERED": "1"}))
+        sys.exit(128 + signal.SIGTERM)
+
+    @contextlib.contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """Pass SIGTERM, and SIGINT, by which Ray cancels, on to the task within the block."""
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        """The exit code of the task's process, once it has ended."""
+        self._process = process.pid
+        if self._stopped:  # while it was being started
+            self._stop()
+        # Not wait(): its lock is held while it waits, and the handlers look at the process too.
+        while (code := process.poll()) is None:
+            time.sleep(0.1)
+        self._process = 0
+        return code
+
     def _stop(self, _number: int = signal.SIGTERM, _frame: FrameType | None = None) -> None:
         """Ask the task to save and end; it counts this and Slurm's own signal as one."""
+        self._stopped = True
         if process := self._alive():
             os.kill(process, signal.SIGTERM)
 
@@ -312,3 +301,19 @@ class Attempt:
         except ChildProcessError:
             return 0
         return 0 if ended else self._process
+
+
+def _own_address() -> str:
+    """This machine's address as others reach it; pods of Kubernetes do not know each other by name."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address for documentation (RFC 5737); nothing is sent
+            return str(probe.getsockname()[0])
+        except OSError:  # no route
+            return socket.gethostname()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

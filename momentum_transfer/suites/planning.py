@@ -116,8 +116,9 @@ class _Planner:
         assert sweep is not None
         command = (*run.command, "OUTPUT_DIR", str(folder))
         task = Task(
-            PRETRAIN, shlex.join(run.command), (), sweep.gpu_hours, sweep.distributed, sweep.cpus, sweep.minutes
-        )
+            PRETRAIN, shlex.join(run.command), (), sweep.gpu_hours, sweep.distributed, sweep.cpus, sweep.minutes,
+            sweep.nodes,
+        )  # fmt: skip
         key = sha256_of_text(json.dumps([command, self._config_hashes(command)]))[:16]
         return Job(run.name, task, command, folder, (), key, self.output / "results.jsonl")
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.core import run_lock
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import write_text
 from momentum_transfer.core.untrusted import read_json
@@ -98,7 +97,7 @@ def read_plan(output: Path) -> list[Planned]:
 def standings(output: Path, submitted: dict[str, tuple[str, str]]) -> list[Standing]:
     """Where every task of the plan is; InputError if there is no plan.
 
-    ``submitted``: title -> (Slurm's number, key) of what was given to Slurm.
+    ``submitted``: title -> (number, key) of what was given to an engine.
     """
     plan = read_plan(output)
     with ThreadPoolExecutor(_READERS) as readers:
@@ -107,7 +106,7 @@ def standings(output: Path, submitted: dict[str, tuple[str, str]]) -> list[Stand
     for planned, (state, lines) in zip(plan, read, strict=True):
         number, key = submitted.get(planned.title, ("", ""))
         queued = number if key == planned.key else ""
-        standings[planned.title] = _standing(planned, state, lines, standings, queued, output)
+        standings[planned.title] = _standing(planned, state, lines, standings, queued)
     return list(standings.values())
 
 
@@ -120,7 +119,7 @@ def _read(planned: Planned) -> tuple[dict[str, Any], list[str]]:
 
 
 def _standing(
-    planned: Planned, state: dict[str, Any], lines: list[str], earlier: dict[str, Standing], queued: str, output: Path
+    planned: Planned, state: dict[str, Any], lines: list[str], earlier: dict[str, Standing], queued: str
 ) -> Standing:
     seconds, gpus = _number(state.get("seconds")), int(_number(state.get("gpus")))
     if "exit_code" in state:
@@ -129,9 +128,7 @@ def _standing(
         return Standing(planned, "failed", seconds, gpus=gpus, note=str(state.get("note", "")) or last_word(lines))
     if "began" in state:
         now = time.time()
-        # By the clock of the folder's file server: ours may differ, and make a task look alive or silent.
-        lock = planned.folder / JOB_LOCK if state.get("slurm_job") else output / run_lock.NAME
-        quiet = _now_there(planned.folder, now) - _time_of(lock, planned.folder / LOG)
+        quiet = silence(planned.folder, planned.folder / JOB_LOCK, planned.folder / LOG)
         running = "running" if quiet < SILENCE else "silent"
         seconds += max(0.0, now - _number(state["began"]) - (quiet if running == "silent" else 0.0))
         return Standing(planned, running, seconds, *_fraction(lines), gpus, last_word(lines))
@@ -142,7 +139,7 @@ def _standing(
         note = f"by {state['stopped']}; it goes on from there"
         return Standing(planned, "stopped", seconds, *_fraction(lines), gpus, note)
     if queued:
-        return Standing(planned, "queued", seconds, gpus=gpus, note=f"Slurm job {queued}")
+        return Standing(planned, "queued", seconds, gpus=gpus, note=f"job {queued}")
     return Standing(planned, "to do", seconds, gpus=gpus)
 
 
@@ -158,6 +155,14 @@ def _fraction(lines: Sequence[str]) -> tuple[float, float]:
     if before and int(before["seconds"]) < seconds and int(before["done"]) < done:
         rate = (done - int(before["done"])) / (seconds - int(before["seconds"]))
     return done / total, (total - done) / rate if rate else float("nan")
+
+
+def silence(folder: Path, *paths: Path) -> float:
+    """Seconds since one of these files of a folder was last written.
+
+    By the clock of the folder's file server: ours may differ, and make a task look alive or silent.
+    """
+    return _now_there(folder, time.time()) - _time_of(*paths)
 
 
 def _time_of(*paths: Path) -> float:

@@ -18,6 +18,7 @@ MOST_TASKS = 200_000
 LONGEST_NAME = 200
 
 Hours = Annotated[float, msgspec.Meta(ge=0, le=10_000_000)]
+Nodes = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Cpus = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 Minutes = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 #: msgspec's name of a type -> ours

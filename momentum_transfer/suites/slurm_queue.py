@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.suites.executors import Seen
 from momentum_transfer.suites.task import Job
 
 #: States after which a job does not come back by itself.
@@ -40,19 +41,6 @@ STUCK = {
 }
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A job's state by squeue, and the reason of that."""
-
-    state: str
-    reason: str = ""
-
-    @property
-    def alive(self) -> bool:
-        """In the queue or running, or coming back; one whose need failed never will."""
-        return self.state not in ENDED and self.reason != NEVER
-
-
 def squeue() -> dict[str, Seen]:
     """All jobs of this user that the controller knows, by number (``12``, or ``12_3`` of an array)."""
     command = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%r"]
@@ -60,11 +48,13 @@ def squeue() -> dict[str, Seen]:
     for line in _ask(command).splitlines():
         number, _, rest = line.strip().partition("|")
         state, _, reason = rest.partition("|")
-        found[number] = Seen(state, reason.strip("() ").replace(" ", "_"))
+        reason = reason.strip("() ").replace(" ", "_")
+        advice = next((STUCK[key] for key in STUCK if reason.startswith(key)), "")
+        found[number] = Seen(state, reason, state not in ENDED and reason != NEVER, advice)
     return found
 
 
-def accounted(jobs: Iterable[str]) -> dict[str, str]:
+def accounted(jobs: Iterable[str]) -> dict[str, Seen]:
     """The states of ended jobs by accounting; empty where there is none."""
     numbers = ",".join(jobs)
     if not numbers or shutil.which("sacct") is None:
@@ -76,7 +66,8 @@ def accounted(jobs: Iterable[str]) -> dict[str, str]:
     except InputError:
         return {}
     lines = (line.partition("|") for line in text.splitlines())
-    return {number: state.split()[0] for number, _, state in lines if state.strip()}
+    states = {number: state.split()[0] for number, _, state in lines if state.strip()}
+    return {number: Seen(state, alive=False) for number, state in states.items() if state in ENDED}
 
 
 def largest_node(partition: str = "") -> tuple[int, int]:

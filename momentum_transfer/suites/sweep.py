@@ -33,7 +33,7 @@ from typing import Annotated, Any
 import msgspec
 
 from momentum_transfer.core.errors import InputError, shown
-from momentum_transfer.suites.schema import LONGEST_NAME, MOST_TASKS, Cpus, Hours, Minutes, check_name, checked
+from momentum_transfer.suites.schema import LONGEST_NAME, MOST_TASKS, Cpus, Hours, Minutes, Nodes, check_name, checked
 
 #: The keys of a variant that are no settings: its own config file, and a preset of the suite for its tasks.
 _CONFIG, PRESET = "config", "preset"
@@ -56,7 +56,7 @@ class Pretraining:
 
 
 class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The pretrainings of a suite; ``gpu_hours``, ``distributed``, ``cpus`` and ``minutes`` are those of one run."""
+    """The pretrainings of a suite; the keys from ``gpu_hours`` on are those of one run."""
 
     config: str = ""
     grid: dict[str, Annotated[list[Any], msgspec.Meta(min_length=1)]] = {}
@@ -69,6 +69,7 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     distributed: bool = False
     cpus: Cpus = 8
     minutes: Minutes = 2880
+    nodes: Nodes = 1
 
     def count(self) -> int:
         """Number of checkpoints that the sweep makes."""

@@ -18,7 +18,7 @@ from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import write_text
 from momentum_transfer.core.shipped import TOOLS, tool_file, workplace
 from momentum_transfer.core.untrusted import read_json
-from momentum_transfer.suites.schema import Cpus, Hours, Minutes, check_name, checked
+from momentum_transfer.suites.schema import Cpus, Hours, Minutes, Nodes, check_name, checked
 
 #: Weights that are no file, so that nothing can be converted: the raw pixels, for low-shot evaluations alone, and a
 #: randomly initialised network, for evaluations that train on images.
@@ -32,7 +32,7 @@ _TAKEN = ("rescaled", "backbone.pkl")
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One evaluation; ``cpus`` and ``minutes`` are for a Slurm job."""
+    """One evaluation; ``cpus`` (of a node), ``minutes`` and ``nodes`` are for engines such as Slurm."""
 
     name: str
     command: str  # after ``python``, with places such as ``{weights}``
@@ -41,6 +41,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     distributed: bool = False  # runs under torchrun where there are several GPUs
     cpus: Cpus = 8
     minutes: Minutes = 720
+    nodes: Nodes = 1  # of a distributed task; this machine runs it on one
 
 
 def read_task(entry: Any, where: str, earlier: Collection[str]) -> Task:
@@ -50,6 +51,8 @@ def read_task(entry: Any, where: str, earlier: Collection[str]) -> Task:
     if task.name in earlier or task.name in _TAKEN:
         raise InputError(f"{where}: expected a new name, found {task.name!r}, which is taken; give it another")
     task = msgspec.structs.replace(task, needs=(task.needs,) if isinstance(task.needs, str) else task.needs)
+    if task.nodes > 1 and not task.distributed:
+        raise InputError(f"{where}: expected one node, found nodes: {task.nodes} without distributed: true; add that")
     for need in task.needs:
         if need not in earlier:
             raise InputError(f"{where}: needs {shown(need)}, which is no task before it; put that one first")
@@ -129,8 +132,9 @@ class Job:
     def state(self) -> dict[str, Any]:
         """State of the attempts under one ``key``; empty before the first.
 
-        ``began`` (seconds since 1970), ``host``, ``slurm_job``: of the attempt that runs or was killed; ``exit_code``
-        once it ended by itself, ``stopped`` where a signal ended it; ``seconds`` of all ``attempts``, ``gpus`` of each.
+        ``began`` (seconds since 1970), ``host``, ``slurm_job``, ``rendezvous`` of a task on several nodes: of the
+        attempt that runs or was killed; ``exit_code`` once it ended by itself, ``stopped`` where a signal ended it;
+        ``seconds`` of all ``attempts``, ``gpus`` of each.
         """
         return read_state(self.folder)
 
@@ -138,11 +142,11 @@ class Job:
         content = {"key": self.key, "seconds": round(seconds, 1), **state}
         write_text(self.folder / STATE, json.dumps(content, indent=1) + "\n")
 
-    def begin(self, gpus: int) -> float:
-        """Note that an attempt begins now; returns the seconds that earlier ones took."""
+    def begin(self, gpus: int, **more: str) -> float:
+        """Note that an attempt begins now, and ``more`` of it; returns the seconds that earlier ones took."""
         before, seconds = self._before()
         here = {"began": round(time.time(), 1), "host": socket.gethostname(), "slurm_job": _slurm_job_id()}
-        self._write_state(seconds, **here, gpus=gpus, attempts=before.get("attempts", 0) + 1)
+        self._write_state(seconds, **here, gpus=gpus, attempts=before.get("attempts", 0) + 1, **more)
         return seconds
 
     def end(self, seconds: float, **how: Any) -> None:

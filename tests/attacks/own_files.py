@@ -23,8 +23,8 @@ from momentum_transfer.lowshot.labelled_data import from_file_list
 from momentum_transfer.report.file_verdict import verdict
 from momentum_transfer.suites.choose.run import keep_question, make_plan
 from momentum_transfer.suites.choose.stages import DETECTION, Candidate, Question, rows, training_steps
+from momentum_transfer.suites.executors import SUBMITTED, submitted
 from momentum_transfer.suites.progress import PLAN, standings
-from momentum_transfer.suites.slurm import SUBMITTED, submitted
 from momentum_transfer.suites.task import STATE
 from momentum_transfer.tools.status import show
 from momentum_transfer.transfer.data.own import labelled, voc_xml, yolo
@@ -58,7 +58,7 @@ TASK = {"title": "t", "weights": "a", "task": "knn", "key": "k", "folder": "t", 
 NOTES: dict[str, Any] = {
     PLAN: {"tasks": [TASK]},
     f"t/{STATE}": {"key": "k", "began": 1.0, "seconds": 2.0, "gpus": 1, "note": "n", "stopped": "SIGTERM"},
-    SUBMITTED: {"number": "1", "jobs": [["t", "k"]]},
+    SUBMITTED: {"number": "1", "on": "Slurm", "jobs": [["t", "k"]]},
 }
 
 ASKED = Question(

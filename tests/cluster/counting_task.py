@@ -1,4 +1,4 @@
-"""A task that counts to N, ten a second, saves at SIGTERM and goes on from there; then writes one record.
+"""A task that counts to N, ten a second, saves at SIGTERM and goes on from there; then writes its record once.
 
 python counting_task.py FOLDER RESULTS WEIGHTS NAME N [fail]
 """
@@ -32,5 +32,7 @@ if "fail" in sys.argv:
 record = {"format": 1, "task": f"count/{name}", "metric": "top1", "value": float(last), "trial": 0, "seed": 0}
 record |= {"protocol": "counting", "checkpoint": {"name": weights, "sha256": "0"}, "network": "", "dataset": ""}
 record |= {"config": "", "engine": "", "versions": {}, "command": "", "time": "2026-11-22T00:00:00+00:00"}
-with open(results, "a") as stream:
-    stream.write(json.dumps(record) + "\n")
+before = results.read_text().splitlines() if results.exists() else []
+if json.dumps(record) not in before:  # as the tools do: an attempt may be killed between its record and its end
+    with open(results, "a") as stream:
+        stream.write(json.dumps(record) + "\n")

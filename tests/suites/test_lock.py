@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.suites.attempt import alone, run_local
+from momentum_transfer.suites.attempt import alone
+from momentum_transfer.suites.local import run_local
 from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.suite import load_suite
 from tests.suites.suite_files import words, write_suite, write_weights
@@ -24,7 +25,7 @@ from pathlib import Path
 from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.attempt import alone
-from momentum_transfer.suites.attempt import run_local
+from momentum_transfer.suites.local import run_local
 suite, weights, output = sys.argv[1:]
 with alone(Path(output)) as lock:
     run_local(plan(load_suite(suite), [weights], output), lock=lock)

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.provenance import cost_tables
-from momentum_transfer.suites import attempt, progress
+from momentum_transfer.suites import local, progress
 from momentum_transfer.suites.attempt import JOB_LOCK
 from momentum_transfer.suites.planning import Expected, expected, plan, read_measured, show_plan
 from momentum_transfer.suites.progress import read_plan, standings, write_plan
@@ -42,18 +43,18 @@ def test_every_task_is_where_its_files_say(tmp_path, jobs):
     running.log.write_text("begun\ntrain: 20/100 in 10 s  loss 3\ntrain: 60/100 in 20 s  loss 2\nsomething\n")
     stopped.begin(0)
     stopped.end(50.0, stopped="SIGTERM")
-    (tmp_path / "out/.lock").touch()
+    (running.folder / JOB_LOCK).touch()
     found = {one.planned.task: one for one in standings(tmp_path / "out", {after.title: ("12_3", after.key)})}
     assert [found[f"task{index}"].state for index in range(6)] == [
         "done", "queued", "failed", "not run", "running", "stopped"
     ]  # fmt: skip
     assert found["task0"].gpu_hours == 2.0
-    assert found["task1"].note == "Slurm job 12_3"
+    assert found["task1"].note == "job 12_3"
     assert found["task2"].note == "exit code 3: boom"
     assert (found["task4"].fraction, found["task4"].left) == (0.6, 10.0)  # 40 in the last ten seconds
     assert found["task4"].note == "something"
     assert found["task5"].seconds == 50.0
-    entry = {"number": "12", "jobs": [["", ""], ["", ""], ["", ""], [after.title, after.key]]}
+    entry = {"number": "12", "on": "Slurm", "jobs": [["", ""], ["", ""], ["", ""], [after.title, after.key]]}
     (tmp_path / "out/submitted.jsonl").write_text(json.dumps(entry) + "\n")
     ended = run_tool("status", tmp_path / "out", "--once")
     assert ended.returncode == 1  # one has failed
@@ -148,7 +149,7 @@ def test_standings_are_shown_on_a_file_system_that_is_read_only(tmp_path, jobs, 
 def test_seconds_of_a_task_do_not_follow_a_clock_that_goes_back(jobs, monkeypatch):
     job = jobs[0]
     job.begin(1)
-    running = attempt._Running(job, SimpleNamespace(returncode=3), time.monotonic() - 5, 0.0)
+    running = local._Running(job, SimpleNamespace(returncode=3), time.monotonic() - 5, 0.0, ExitStack())
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert running.outcome().seconds == pytest.approx(5, abs=2)
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.suites.attempt import Attempt
+from momentum_transfer.suites.attempt import Attempt, full_command
+from momentum_transfer.suites.executors import Setup, run_on
 from momentum_transfer.suites.planning import plan
-from momentum_transfer.suites.slurm import _refusal, run_slurm
+from momentum_transfer.suites.slurm import Slurm, _refusal
 from momentum_transfer.suites.slurm_queue import Array, Place, arrays, largest_node, squeue
 from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.task import Job
@@ -35,7 +36,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the stand-ins, first on the PATH; jobs settle at once."""
     folder = make_stand_ins(tmp_path / "slurm bin")
     monkeypatch.setenv("PATH", str(folder), prepend=":")
-    monkeypatch.setattr("momentum_transfer.suites.slurm.SETTLE", 0.0)
+    monkeypatch.setattr("momentum_transfer.suites.executors.SETTLE", 0.0)
     return folder
 
 
@@ -43,11 +44,13 @@ def jobs_of(folder: Path, *tasks: dict, count: int = 1) -> list[Job]:
     return plan(load_suite(write_suite(folder, *tasks)), write_weights(folder)[:count], folder / "out")
 
 
+def run_slurm(jobs, output, *, gpus=0, options=(), at_once=None):
+    return run_on(Slurm(Setup(output, "", dict(options), at_once)), jobs, output, gpus=gpus, poll=0.1)
+
+
 def test_submission_files_ask_for_what_the_task_needs(tmp_path: Path, slurm: Path):
     jobs = jobs_of(tmp_path, {"cpus": 3, "minutes": 90, "word": "fail"}, {"needs": "task0", "distributed": True})
-    outcomes = run_slurm(
-        jobs, tmp_path / "out", gpus=8, options={"partition": "gpu", "mem": "64G", "nice": "5"}, poll=0.1
-    )
+    outcomes = run_slurm(jobs, tmp_path / "out", gpus=8, options={"partition": "gpu", "mem": "64G", "nice": "5"})
     first, second = ((slurm / f"{number}.sh").read_text(encoding="utf-8") for number in (101, 102))
     for line in (
         *("cpus-per-task=3", "time=90", "gpus-per-node=1", "partition=gpu", "mem=64G", "nice=5", f"chdir={ROOT}"),
@@ -60,10 +63,25 @@ def test_submission_files_ask_for_what_the_task_needs(tmp_path: Path, slurm: Pat
     assert [outcome.status for outcome in outcomes] == ["failed", "not run"]
 
 
+def test_a_task_on_two_nodes_asks_for_them_and_its_attempts_meet_at_the_first(tmp_path: Path, slurm: Path):
+    (job,) = jobs_of(tmp_path, {"distributed": True, "nodes": 2})
+    (slurm / "srun").write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")  # no node runs anything
+    run_slurm([job], tmp_path / "out", gpus=4, options={"partition": "gpu"})
+    script = (slurm / "101.sh").read_text(encoding="utf-8")
+    for line in ("nodes=2", "ntasks-per-node=1", "gpus-per-node=4"):
+        assert script.count(f"#SBATCH --{line}\n") == 1
+    first, second = (full_command(job, 4, node, "10.0.0.7:2000")[3:] for node in (0, 1))
+    meeting = ["--nproc-per-node=4", "--nnodes=2", "--node-rank=0", "--master-addr=10.0.0.7", "--master-port=2000"]
+    assert first[:5] == meeting
+    assert [word for word in second if word not in first] == ["--node-rank=1"]
+    with pytest.raises(InputError, match="expected one node, found nodes: 2 without distributed: true"):
+        jobs_of(tmp_path, {"nodes": 2})
+
+
 def test_needs_run_first_failures_are_told_and_checkpoints_are_arrays(tmp_path: Path, slurm: Path):
     tasks = ({}, {"needs": "task0"}, {"word": "fail"}, {"needs": "task2"})
     jobs = jobs_of(tmp_path, *tasks, count=2)
-    outcomes = run_slurm(jobs, tmp_path / "out", gpus=0, options={}, at_once=1, poll=0.1)
+    outcomes = run_slurm(jobs, tmp_path / "out", at_once=1)
     assert [outcome.status for outcome in outcomes] == ["done", "done", "failed", "not run"] * 2
     assert outcomes[2].note == "exit code 3: boom: no such thing"
     assert sorted(words(tmp_path / "out")) == ["word0", "word0", "word1", "word1"]
@@ -72,13 +90,13 @@ def test_needs_run_first_failures_are_told_and_checkpoints_are_arrays(tmp_path: 
     assert all("#SBATCH --array='0-1%1'\n" in text or "#SBATCH --array=0-1%1\n" in text for text in scripts)
     assert "gpus" not in scripts[0]
     assert "#SBATCH --dependency=aftercorr:101\n" in scripts[1]
-    again = run_slurm(jobs_of(tmp_path, {}, {"needs": "task0"}), tmp_path / "out", gpus=0, options={}, poll=0.1)
+    again = run_slurm(jobs_of(tmp_path, {}, {"needs": "task0"}), tmp_path / "out")
     assert [outcome.status for outcome in again] == ["done before", "done before"]
 
 
 def test_a_job_that_is_still_queued_is_found_again_and_not_submitted_twice(tmp_path: Path, slurm: Path):
     (job,) = jobs_of(tmp_path, {})
-    submitted = {"number": "777", "jobs": [["other: task", "x"], [job.title, job.key]]}
+    submitted = {"number": "777", "on": "Slurm", "jobs": [["other: task", "x"], [job.title, job.key]]}
     (tmp_path / "out").mkdir()
     (tmp_path / "out/submitted.jsonl").write_text(json.dumps(submitted) + "\n", encoding="utf-8")
     (slurm / "777_1.state").write_text("PENDING|BeginTime", encoding="utf-8")
@@ -90,16 +108,16 @@ def test_a_job_that_is_still_queued_is_found_again_and_not_submitted_twice(tmp_p
 
     timer = threading.Timer(1.0, end)
     timer.start()
-    (outcome,) = run_slurm([job], tmp_path / "out", gpus=0, options={}, poll=0.1)
+    (outcome,) = run_slurm([job], tmp_path / "out")
     timer.join()
     assert (outcome.status, outcome.seconds) == ("done", 7.0)
     assert not list(slurm.glob("*.sh"))  # sbatch was given nothing
     job.forget_end()
-    changed = json.dumps({"number": "778", "jobs": [[job.title, "another key"]]})
+    changed = json.dumps({"number": "778", "on": "Slurm", "jobs": [[job.title, "another key"]]})
     (tmp_path / "out/submitted.jsonl").write_text(changed + "\n", encoding="utf-8")
     (slurm / "778.state").write_text("RUNNING|None", encoding="utf-8")
-    with pytest.raises(InputError, match=r"found Slurm job 778 there with another command.*scancel 778"):
-        run_slurm([job], tmp_path / "out", gpus=0, options={}, poll=0.1)
+    with pytest.raises(InputError, match=r"found Slurm job 778 there with another command.*--cancel"):
+        run_slurm([job], tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +125,7 @@ def test_a_job_that_is_still_queued_is_found_again_and_not_submitted_twice(tmp_p
     [
         ("CANCELLED|None", "cancelled", "Slurm job 101 was cancelled"),
         ("NODE_FAIL|None", "failed", "Slurm job 101 ended as NODE_FAIL"),
-        ("PENDING|DependencyNeverSatisfied", "failed", "Slurm job 101 ended as PENDING"),
+        ("PENDING|DependencyNeverSatisfied", "cancelled", "Slurm job 101 was cancelled"),
         ("", "failed", "Slurm job 101 is gone from the queue"),
     ],
 )
@@ -115,7 +133,7 @@ def test_a_job_that_ends_without_a_word_is_told_by_its_state(tmp_path, slurm, st
     (job,) = jobs_of(tmp_path, {})
     sbatch = f'#!/bin/sh\ncd "$(dirname "$0")"\necho \'{state}\' > 101.state\n' if state else "#!/bin/sh\n"
     (slurm / "sbatch").write_text(sbatch + "echo Submitted batch job 101\n", encoding="utf-8")
-    (outcome,) = run_slurm([job], tmp_path / "out", gpus=0, options={}, poll=0.1)
+    (outcome,) = run_slurm([job], tmp_path / "out")
     assert outcome.status == status
     assert note in outcome.note
 
@@ -124,7 +142,7 @@ def test_a_refusal_of_sbatch_is_one_line(tmp_path: Path, slurm: Path):
     refusal = "#!/bin/sh\necho 'sbatch: error: invalid partition specified: x' >&2\nexit 1\n"
     (slurm / "sbatch").write_text(refusal, encoding="utf-8")
     with pytest.raises(InputError, match=r"expected sbatch to take momentum2: task0, found: .*invalid partition"):
-        run_slurm(jobs_of(tmp_path, {}), tmp_path / "out", gpus=0, options={}, poll=0.1)
+        run_slurm(jobs_of(tmp_path, {}), tmp_path / "out")
 
 
 @pytest.mark.parametrize(

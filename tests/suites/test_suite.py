@@ -21,7 +21,8 @@ from momentum_transfer.core.settings import load_config
 from momentum_transfer.lowshot.evaluations import ON_FEATURES, ON_IMAGES
 from momentum_transfer.report.reference import load_tables, published
 from momentum_transfer.report.tables import DETECTION
-from momentum_transfer.suites.attempt import full_command, last_lines, last_word, run_local
+from momentum_transfer.suites.attempt import full_command, last_lines, last_word
+from momentum_transfer.suites.local import run_local
 from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.task import PRETRAIN, read_task

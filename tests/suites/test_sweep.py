@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.suites.attempt import run_local
+from momentum_transfer.suites.local import run_local
 from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.sweep import PlotRequest, read_plots, read_sweep

@@ -1,0 +1,325 @@
+"""Executors: engines that run a suite's tasks elsewhere, how they are found, and the wait until all tasks have ended.
+
+An executor only starts attempts (``attempt.py``). How a task ended stands in its folder, what was submitted in OUTPUT,
+and the executor is asked whether a task is still to come. So a call that finds tasks of an earlier one waits for them.
+``slurm.py`` and ``on_ray.py`` are two; a package adds another by an entry point of the group ``ENTRY_POINTS``:
+
+    [project.entry-points."momentum_transfer.executors"]
+    lsf = "my_package.lsf:Lsf"
+"""
+
+import collections
+import json
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Protocol
+
+from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
+from momentum_transfer.core.errors import AGAIN, InputError, counted, missing_package, one_line
+from momentum_transfer.core.log import PLAIN_INTERVAL, say, warn
+from momentum_transfer.suites.attempt import Attempt, Outcome, last_lines, last_word
+from momentum_transfer.suites.task import Job
+
+ENTRY_POINTS = "momentum_transfer.executors"
+_OWN = {"slurm": "momentum_transfer.suites.slurm:Slurm", "ray": "momentum_transfer.suites.on_ray:Ray"}
+#: What was submitted, a line a submission, in OUTPUT: {"number", "on", "jobs": [[title, key], …]}.
+SUBMITTED = "submitted.jsonl"
+#: Wait this many seconds after a task has left its engine for its end to appear: shared file systems lag.
+SETTLE = 5.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A task's state as its engine calls it (PENDING: queued; CANCELLED…), the reason, and what the user may do.
+
+    ``alive``: queued, running or coming back by itself.
+    """
+
+    state: str
+    reason: str = ""
+    alive: bool = True
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an executor is made with.
+
+    Args:
+        output: the suite's folder.
+        address: what the user wrote behind ``NAME:``.
+        options: of ``--sbatch``.
+        at_once: how many tasks of one submission may run at a time; None for as many as there is room for.
+    """
+
+    output: Path
+    address: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    at_once: int | None = None
+
+
+class Executor(Protocol):
+    """An engine, made with a ``Setup``; every method raises InputError where it does not answer, which is asked again.
+
+    A submission has a ``number``; its one task has the same, of several task k has ``NUMBER_k``.
+    """
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+
+    def gpus(self) -> int:
+        """GPUs of its largest node."""
+
+    def submit(self, attempts: Sequence[Attempt], earlier: Mapping[str, str]) -> Iterator[tuple[str, list[Attempt]]]:
+        """Submit attempts, needs first, and yield (number, attempts) after each submission, which is then noted.
+
+        An attempt is called, in a process of its own, once ``attempt.job.needs`` ended well; it raises where its task
+        failed. Those that are not yielded are offered again: an engine without dependencies takes an attempt when all
+        its ``job.needs`` are ``done()``. ``earlier``: the numbers of tasks that still run, by title.
+        """
+
+    def look(self, numbers: Collection[str]) -> Mapping[str, Seen]:
+        """The states of tasks by number; those that it knows no more may be missing."""
+
+    def cancel(self, numbers: Iterable[str]) -> None:
+        """Let tasks save and end (SIGTERM), and start those that have not begun no more."""
+
+
+def executor_class(on: str) -> type:
+    """The class of ``NAME`` or ``NAME:ADDRESS``; InputError lists those found, or says what to install."""
+    found = {name: EntryPoint(name, value, ENTRY_POINTS) for name, value in _OWN.items()}
+    found = {**found, **{point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in found}}
+    name = on.partition(":")[0]
+    if name not in found:
+        raise InputError(f"expected --on {', '.join(['local', *found])} or NAME:ADDRESS, found {on!r}; another package "
+                         f"adds one by an entry point of the group {ENTRY_POINTS}")  # fmt: skip
+    try:
+        return found[name].load()
+    except (ImportError, AttributeError, SyntaxError) as error:
+        missing = missing_package(getattr(error, "name", "") or "")
+        raise InputError(missing or f"expected the executor {name} in {found[name].value}, found {one_line(error)}; "
+                         "install its package again") from error  # fmt: skip
+
+
+def submitted(output: Path, on: str = "") -> dict[str, tuple[str, str]]:
+    """Title -> (number, key) of the last submission of each task, to any engine or to the one called ``on``."""
+    if not (output / SUBMITTED).is_file():
+        return {}
+    numbers: dict[str, tuple[str, str]] = {}
+    for line in (output / SUBMITTED).read_bytes().splitlines():
+        try:
+            entry = json.loads(line)
+            jobs = [(str(title), str(key)) for title, key in entry["jobs"]]
+            number, engine = str(entry["number"]), str(entry["on"])
+        except (ValueError, TypeError, KeyError, RecursionError):  # the half line of a killed call, or a damaged one
+            continue
+        if on in ("", engine):
+            for (title, key), one in zip(jobs, _numbers(number, len(jobs)), strict=True):
+                numbers[title] = (one, key)
+    return numbers
+
+
+def _numbers(number: str, count: int) -> list[str]:
+    return [f"{number}_{index}" for index in range(count)] if count > 1 else [number]
+
+
+def run_on(executor: Executor, jobs: Sequence[Job], output: Path, *, gpus: int, poll: float = 15.0) -> list[Outcome]:
+    """Run jobs on an engine: submit those that are neither done nor found there, and wait for all.
+
+    Args:
+        gpus: of a node, for tasks that are distributed; others take one.
+        poll: longest pause between two looks, in seconds.
+
+    Raises:
+        InputError: the engine refuses a job, or a job with other settings is at work in a folder.
+        Stopped: Ctrl-C or SIGTERM; the submitted jobs go on.
+    """
+    done = {job.title: Outcome(job, "done before", float(job.state().get("seconds", 0))) for job in jobs if job.done()}
+    to_do = [job for job in jobs if job.title not in done]
+    run = _Run(executor, output, gpus, poll)
+    with stop_signals("the submitted jobs go on") as stop:
+        run.numbers = _found(to_do, executor, output) if to_do else {}
+        seen = run.wait(to_do, stop)
+    outcomes = dict(done)
+    for job in to_do:
+        outcomes[job.title] = _outcome(job, executor.name, run.numbers.get(job.title, ""), seen, outcomes)
+    return [outcomes[job.title] for job in jobs]
+
+
+def cancel(executor: Executor, jobs: Sequence[Job], output: Path) -> int:
+    """Cancel the tasks that an earlier call submitted and that are still to come; returns how many."""
+    numbers = _found(jobs, executor, output, same=False)
+    executor.cancel(numbers.values())
+    return len(numbers)
+
+
+def _found(jobs: Sequence[Job], executor: Executor, output: Path, same: bool = True) -> dict[str, str]:
+    """Title -> number of jobs of an earlier call that are still queued or running.
+
+    InputError if the engine does not answer, or, with ``same``, such a job has other settings.
+    """
+    before = submitted(output, executor.name)
+    known = [(job, *before[job.title]) for job in jobs if job.title in before]
+    seen = executor.look([number for _, number, _ in known]) if known else {}
+    found = {}
+    for job, number, key in known:
+        if number not in seen or not seen[number].alive or ended(job):
+            continue
+        if same and key != job.key:
+            raise InputError(
+                f"expected no job at work in {job.folder}, found {executor.name} job {number} there with another "
+                f"command, weights or config; wait for its end, or end it by the same command with --cancel"
+            )
+        found[job.title] = number
+    if found:
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        say(f"{counted(len(found), 'task')} still in the queue or running: {', '.join(list(found.values())[:5])}{more}")
+    return found
+
+
+@dataclass
+class _Run:
+    """One call of ``run_on``; ``numbers``: of all submitted jobs, by title."""
+
+    executor: Executor
+    output: Path
+    gpus: int
+    poll: float
+    numbers: dict[str, str] = field(default_factory=dict)
+
+    def wait(self, jobs: Sequence[Job], stop: StopSignal) -> dict[str, Seen]:
+        """Submit jobs, as far as they are taken, until all have ended; returns their last states by title."""
+        last: dict[str, Seen] = {}
+        waiting = {job.title: job for job in jobs if job.title in self.numbers}
+        left = [job for job in jobs if job.title not in waiting]
+        for job in left:
+            job.forget_end()
+        doubted: dict[str, float] = {}
+        progress, began = _Progress(self.executor.name, len(jobs), self.numbers), time.monotonic()
+        while waiting or left:
+            left = self._submit(left, waiting, stop)
+            answer = self._look(waiting)
+            for title, job in list(waiting.items()) if answer is not None else ():
+                seen = (answer or {}).get(self.numbers[title])
+                last[title] = seen or last.get(title, Seen(""))
+                if seen is not None and seen.alive:
+                    doubted.pop(title, None)
+                elif ended(job) or time.monotonic() - doubted.setdefault(title, time.monotonic()) >= SETTLE:
+                    del waiting[title]
+            if answer is not None:
+                progress.show([*waiting, *(job.title for job in left)], answer)
+            _pause(min(self.poll, max(1.0, (time.monotonic() - began) / 20)) if waiting else 0.0, stop)
+        return last
+
+    def _submit(self, left: list[Job], waiting: dict[str, Job], stop: StopSignal) -> list[Job]:
+        """Offer jobs to the engine, note what it takes and add it to ``waiting``; returns the rest that may still run.
+
+        A job stays no longer when one of its needs ended otherwise than well.
+        """
+        titles = {job.title for job in left} | waiting.keys()
+        for job in left:
+            if any(need.title not in titles and not need.done() for need in job.needs):
+                titles.discard(job.title)
+        left = [job for job in left if job.title in titles]
+        if not left:
+            return []
+        _refuse_stop(stop, "submitting")
+        offered = [Attempt(job, self.gpus) for job in left]
+        for number, attempts in self.executor.submit(offered, {title: self.numbers[title] for title in waiting}):
+            jobs = [attempt.job for attempt in attempts]
+            entry = {"number": number, "on": self.executor.name, "jobs": [[job.title, job.key] for job in jobs]}
+            with open(self.output / SUBMITTED, "a", encoding="utf-8") as stream:
+                stream.write(json.dumps(entry) + "\n")
+            own = _numbers(number, len(jobs))
+            self.numbers |= {job.title: one for job, one in zip(jobs, own, strict=True)}
+            waiting |= {job.title: job for job in jobs}
+            more = f" and {len(jobs) - 1} more: submitted as jobs {own[0]} to {own[-1]}"
+            say(jobs[0].title + (more if len(jobs) > 1 else f": submitted as job {number}"))
+            _refuse_stop(stop, "submitting")
+        rest = [job for job in left if job.title not in waiting]
+        if rest and not waiting:
+            raise InputError(f"expected {self.executor.name} to take {rest[0].title}, found that it takes none of "
+                             f"{counted(len(rest), 'task')}; mend its submit()")  # fmt: skip
+        return rest
+
+    def _look(self, waiting: Collection[str]) -> Mapping[str, Seen] | None:
+        """The states of the waiting jobs by number; None, with a warning, while the engine does not answer."""
+        try:
+            return self.executor.look([self.numbers[title] for title in waiting]) if waiting else {}
+        except InputError as error:
+            warn(f"{error} Asking again.")
+            time.sleep(5.0)
+            return None
+
+
+def ended(job: Job) -> bool:
+    """Whether the job's folder holds an end of its own, under this command, since it was submitted."""
+    state = job.state()
+    return state.get("key") == job.key and "exit_code" in state
+
+
+def _pause(seconds: float, stop: StopSignal) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        _refuse_stop(stop, "waiting")
+        time.sleep(0.1)
+
+
+def _refuse_stop(stop: StopSignal, doing: str) -> None:
+    if stop:
+        raise Stopped(f"stopped {doing}, the submitted jobs go on; {AGAIN}", stop.exit_code)
+
+
+class _Progress:
+    """A line on how many tasks are where, whenever that changes, and a warning for jobs that may never start."""
+
+    def __init__(self, name: str, total: int, numbers: Mapping[str, str]) -> None:
+        self.name, self.total, self.numbers = name, total, numbers
+        self._said, self._at = "", -PLAIN_INTERVAL
+        self._warned: set[str] = set()
+
+    def show(self, waiting: Collection[str], seen: Mapping[str, Seen]) -> None:
+        """Log it, at most every ten seconds."""
+        here = [(title, self._seen(title, seen)) for title in waiting]
+        pending = [(title, one) for title, one in here if one.state == "PENDING"]
+        reasons = collections.Counter(one.reason for _, one in pending)
+        listed = ", ".join(f"{reason or 'no reason yet'} {count}" for reason, count in reasons.most_common())
+        others = collections.Counter(one.state.lower() for _, one in here if one.state != "PENDING")
+        parts = [f"{self.total - len(waiting)} of {self.total} ended"]
+        parts += [f"{count} {state}" for state, count in others.items()]
+        parts += [f"{len(pending)} queued ({listed})"] if pending else []
+        line = f"{self.name}: {', '.join(parts)}"
+        if line != self._said and (time.monotonic() - self._at >= PLAIN_INTERVAL or not waiting):
+            self._said, self._at = line, time.monotonic()
+            say(line)
+        for title, one in pending:
+            if one.advice and one.reason not in self._warned:
+                self._warned.add(one.reason)
+                number = self.numbers[title]
+                warn(f"{title}: job {number} is queued and may stay so: {one.reason}: {one.advice}")
+
+    def _seen(self, title: str, seen: Mapping[str, Seen]) -> Seen:
+        if title not in self.numbers:
+            return Seen("PENDING", "needs")
+        return seen.get(self.numbers[title], Seen("LEAVING"))
+
+
+def _outcome(job: Job, name: str, number: str, states: Mapping[str, Seen], outcomes: Mapping[str, Outcome]) -> Outcome:
+    """How a job ended: by its own folder, else by the last state that its engine gave."""
+    if failed := [need for need in job.needs if not outcomes[need.title].well]:
+        return Outcome(job, "not run", note=f"{failed[0].task.name} did not end well")
+    state, word = job.state(), states[job.title].state
+    seconds = float(state.get("seconds", 0))
+    if ended(job):
+        return Outcome(job, "done" if state["exit_code"] == 0 else "failed", seconds, str(state.get("note", "")))
+    if word.startswith("CANCELLED"):
+        note = f"{name} job {number} was cancelled; the same command submits it again"
+        return Outcome(job, "cancelled", seconds, note)
+    how = f"ended as {word}" if word else "is gone from the queue"
+    stopped = f", stopped by {state['stopped']}" if "stopped" in state else ""
+    last = last_word(last_lines(job.log))
+    return Outcome(job, "failed", seconds, f"{name} job {number} {how}{stopped}; its last line: {last}")

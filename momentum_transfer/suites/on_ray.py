@@ -1,0 +1,204 @@
+"""Ray as an executor: one Ray task a task of the suite, with its CPUs and GPUs, after those that it needs.
+
+An actor of its own holds the tasks of a submission, so that they outlive the call that submitted them; Ray starts it
+again elsewhere if its node dies, and it submits what has not ended. A task whose node dies is tried again on another.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import socket
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from momentum_transfer.core.command import Stopped
+from momentum_transfer.core.errors import AGAIN, InputError, extra, one_line
+from momentum_transfer.core.log import say
+from momentum_transfer.core.shipped import workplace
+from momentum_transfer.suites.attempt import Attempt
+from momentum_transfer.suites.executors import Seen, Setup, ended
+from momentum_transfer.suites.task import Job
+
+NAMESPACE = "momentum-transfer"
+#: How often a task may lose its node, or be asked to leave it, and go on.
+_RETRIES = 1000
+#: Seconds that Ray may take to answer: to start an actor of thousands of tasks, and to bring one back.
+_PATIENCE = 120.0
+
+
+class Ray:
+    """A Ray cluster; ``executors.Executor`` says what the methods do."""
+
+    name = "Ray"
+
+    def __init__(self, setup: Setup) -> None:
+        self.ray, self.setup = extra("ray", "Ray"), setup
+        address = setup.address or os.environ.get("RAY_ADDRESS", "auto")
+        try:
+            if at := re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d+)", address):  # for which Ray would wait for minutes
+                socket.create_connection((at[1], int(at[2])), timeout=20).close()
+            self.ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR",
+                          ignore_reinit_error=True)  # fmt: skip
+        except Exception as error:  # ConnectionError, RuntimeError, ValueError and the words of gRPC
+            raise InputError(f"expected a Ray cluster at {address}, found {one_line(error)}; begin one with ray start "
+                             "--head, or give --on ray:HOST:PORT") from error  # fmt: skip
+
+    def gpus(self) -> int:
+        return int(self._largest("GPU"))
+
+    def submit(self, attempts: Sequence[Attempt], earlier: Mapping[str, str]) -> Iterator[tuple[str, list[Attempt]]]:
+        mine: dict[str, Attempt] = {}
+        for attempt in attempts:  # what needs a task of an earlier actor comes later
+            if all(need.title in mine or need.done() for need in attempt.job.needs):
+                mine[attempt.job.title] = attempt
+        if not mine:
+            return
+        number = hashlib.sha256(f"{self.setup.output.resolve()} {time.time_ns()}".encode()).hexdigest()[:12]
+        keeper = self.ray.remote(Keeper).options(name=number, lifetime="detached", max_restarts=-1, num_cpus=0)
+        with self._answering():
+            made = keeper.remote(list(mine.values()), str(workplace()), self._cpus(mine.values()))
+            self.ray.get(made.states.remote(), timeout=_PATIENCE)
+        yield number, list(mine.values())
+
+    def look(self, numbers: Collection[str]) -> Mapping[str, Seen]:
+        seen: dict[str, Seen] = {}
+        for keeper in dict.fromkeys(number.partition("_")[0] for number in numbers):
+            with self._answering():
+                try:
+                    actor = self.ray.get_actor(keeper)
+                    states = self.ray.get(actor.states.remote(), timeout=_PATIENCE)
+                except ValueError:  # no such actor: all its tasks have ended, or its cluster has
+                    continue
+            names = [f"{keeper}_{index}" for index in range(len(states))] if len(states) > 1 else [keeper]
+            found = {name: Seen(state, alive=alive) for name, (state, alive) in zip(names, states, strict=True)}
+            seen |= found
+            if not any(one.alive for one in found.values()):
+                self.ray.kill(actor)
+        return seen
+
+    def cancel(self, numbers: Iterable[str]) -> None:
+        for number in numbers:
+            keeper, _, index = number.partition("_")
+            with self._answering(), contextlib.suppress(ValueError):
+                self.ray.get(self.ray.get_actor(keeper).cancel.remote(int(index or 0)), timeout=_PATIENCE)
+
+    def _largest(self, resource: str) -> float:
+        with self._answering():
+            nodes = self.ray.nodes()
+        return max((node["Resources"].get(resource, 0.0) for node in nodes if node["Alive"]), default=0.0)
+
+    def _cpus(self, attempts: Iterable[Attempt]) -> int:
+        """CPUs that a task may ask for: those of the largest node; more would wait for ever."""
+        most, asked = max(1, int(self._largest("CPU"))), max(attempt.job.task.cpus for attempt in attempts)
+        if asked > most:
+            say(f"no node has the {asked} CPUs that the suite asks for; asking for {most}")
+        return most
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Stopped where Ray is gone: what runs saves and ends, and no other cluster knows of it."""
+        try:
+            yield
+        except (ValueError, InputError):
+            raise
+        except self.ray.exceptions.GetTimeoutError as error:
+            raise InputError(f"expected an answer of Ray within {_PATIENCE:.0f} s, found none.") from error
+        except Exception as error:
+            raise Stopped(
+                f"Ray gave no answer ({one_line(error)}); if its head is gone, begin one again; {AGAIN}", 1
+            ) from error
+
+
+class Keeper:
+    """The actor that holds the tasks of one submission; made again after the loss of its node, it goes on.
+
+    Args:
+        attempts: needs first.
+        place: the folder that tasks run in.
+        cpus: that one may ask for.
+    """
+
+    def __init__(self, attempts: Sequence[Attempt], place: str, cpus: int) -> None:
+        import ray
+
+        self.ray, self.jobs = ray, [attempt.job for attempt in attempts]
+        os.chdir(place)
+        self.refs: dict[str, Any] = {}
+        for attempt in attempts:
+            job = attempt.job
+            if not ended(job) and all(need.title in self.refs or need.done() for need in job.needs):
+                needs = [self.refs[need.title] for need in job.needs if need.title in self.refs]
+                several = job.task.nodes > 1
+                options = _asked(attempt, cpus) if not several else {"num_cpus": 0}
+                task = ray.remote(run_on_nodes if several else run_attempt)
+                task = task.options(name=job.title, max_retries=_RETRIES, **options)
+                self.refs[job.title] = task.remote(attempt, place, cpus, *needs)
+
+    def states(self) -> list[tuple[str, bool]]:
+        """(state, whether it is still to come) of every task."""
+        refs = list(self.refs.values())
+        ready = set(self.ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0]) if refs else set()
+        return [self._state(job, ready) for job in self.jobs]
+
+    def _state(self, job: Job, ready: set[Any]) -> tuple[str, bool]:
+        ref = self.refs.get(job.title)
+        if ref is None:
+            return "ENDED", False
+        if ref not in ready:
+            return ("RUNNING" if "began" in job.state() else "PENDING"), True
+        try:
+            self.ray.get(ref)
+        except self.ray.exceptions.TaskCancelledError:
+            return "CANCELLED", False
+        except Exception as error:
+            return type(error).__name__, False
+        return "ENDED", False
+
+    def cancel(self, index: int) -> None:
+        """Interrupt a task, which lets it save; one that has not begun is taken from the queue."""
+        if ref := self.refs.get(self.jobs[index].title):
+            self.ray.cancel(ref)
+
+
+def run_attempt(attempt: Attempt, place: str, _cpus: int, *_needs: None) -> None:
+    """The Ray task of one attempt, begun once what it needs has ended well."""
+    os.chdir(place)
+    attempt()
+
+
+def run_on_nodes(attempt: Attempt, place: str, cpus: int, *_needs: None) -> None:
+    """The Ray task of a task on several nodes, which takes no CPU: one attempt on each, begun together.
+
+    After the loss of a node all of them are begun again.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    job = attempt.job
+    asked = _asked(attempt, cpus)
+    while True:
+        bundle = {"CPU": asked["num_cpus"], **({"GPU": asked["num_gpus"]} if asked["num_gpus"] else {})}
+        group = placement_group([bundle] * job.task.nodes, strategy="STRICT_SPREAD")
+        ray.get(group.ready())
+        refs = []
+        for node in range(job.task.nodes):
+            where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node)
+            task = ray.remote(run_attempt).options(max_retries=0, scheduling_strategy=where, **asked)
+            refs.append(task.remote(Attempt(job, attempt.gpus, node=node), place, cpus))
+        try:
+            ray.get(refs)
+            return
+        except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError):
+            say(f"{job.title}: a node is gone; beginning again on {job.task.nodes} nodes")
+        finally:
+            for ref in refs:
+                ray.cancel(ref)
+            remove_placement_group(group)
+
+
+def _asked(attempt: Attempt, cpus: int) -> dict[str, int]:
+    """CPUs and GPUs of a node that an attempt takes."""
+    return {"num_cpus": min(cpus, attempt.job.task.cpus), "num_gpus": attempt.job.gpus(attempt.gpus)}

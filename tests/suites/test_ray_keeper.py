@@ -1,0 +1,135 @@
+"""What the executor and its actor ask of Ray, on a stand-in that runs tasks at once; on Ray itself: test_on_ray.py."""
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from momentum_transfer.core.command import Stopped
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.suites.attempt import Attempt
+from momentum_transfer.suites.executors import Setup, executor_class, run_on
+from momentum_transfer.suites.on_ray import Keeper
+from momentum_transfer.suites.planning import plan
+from momentum_transfer.suites.suite import load_suite
+from momentum_transfer.suites.task import Job
+from tests.suites.suite_files import words, write_suite, write_weights
+
+
+class Ref:
+    """The end of a task: its error, or None; a task after one that failed does not run."""
+
+    def __init__(self, call, arguments) -> None:
+        self.error = next((one.error for one in arguments if isinstance(one, Ref) and one.error), None)
+        if self.error is None:
+            try:
+                call(*(None if isinstance(one, Ref) else one for one in arguments))
+            except Exception as error:
+                self.error = error
+
+
+class StandIn(types.ModuleType):
+    """The part of Ray that is used."""
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.asked: list[dict] = []
+        self.actors: dict[str, object] = {}
+        errors = {name: type(name, (Exception,), {}) for name in ("GetTimeoutError", "TaskCancelledError")}
+        self.exceptions = types.SimpleNamespace(**errors)
+
+    def init(self, address, **_) -> None:
+        if address == "nowhere":
+            raise ConnectionError("no cluster there\nat all")
+
+    def nodes(self) -> list[dict]:
+        return [
+            {"Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0}},
+            {"Alive": False, "Resources": {"CPU": 64.0}},
+        ]
+
+    def remote(self, what):
+        return Remote(self, what)
+
+    def get(self, ref, timeout=None):
+        if isinstance(ref, Ref) and ref.error:
+            raise ref.error
+        return ref
+
+    def wait(self, refs, **_):
+        return list(refs), []
+
+    def get_actor(self, name):
+        if name not in self.actors:
+            raise ValueError(name)
+        return self.actors[name]
+
+    def kill(self, actor) -> None:
+        self.actors = {name: one for name, one in self.actors.items() if one is not actor}
+
+
+class Remote:
+    def __init__(self, ray: StandIn, what, **options) -> None:
+        self.ray, self.what, self.asked = ray, what, options
+
+    def options(self, **options) -> "Remote":
+        return Remote(self.ray, self.what, **options)
+
+    def remote(self, *arguments):
+        if not isinstance(self.what, type):
+            self.ray.asked.append(self.asked)
+            return Ref(self.what, arguments)
+        keeper = self.what(*arguments)
+        handle = types.SimpleNamespace(
+            states=types.SimpleNamespace(remote=keeper.states), cancel=types.SimpleNamespace(remote=keeper.cancel)
+        )
+        self.ray.actors[self.asked["name"]] = handle
+        return handle
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    made = StandIn()
+    monkeypatch.chdir(Path.cwd())  # the actor goes to its own folder
+    monkeypatch.setitem(sys.modules, "ray", made)
+    monkeypatch.setattr("momentum_transfer.suites.executors.SETTLE", 0.0)
+    return made
+
+
+def jobs_of(folder: Path, *tasks: dict) -> list[Job]:
+    (folder / "out").mkdir(exist_ok=True)
+    return plan(load_suite(write_suite(folder, *tasks)), write_weights(folder)[:1], folder / "out")
+
+
+def test_tasks_ask_for_what_they_need_and_the_actor_ends_with_them(tmp_path: Path, ray: StandIn, capsys):
+    jobs = jobs_of(tmp_path, {"cpus": 3}, {"needs": "task0"}, {"word": "fail"}, {"needs": "task2"})
+    engine = executor_class("ray:somewhere")(Setup(tmp_path / "out", "somewhere"))
+    assert engine.gpus() == 2
+    outcomes = run_on(engine, jobs, tmp_path / "out", gpus=2, poll=0.0)
+    assert [outcome.status for outcome in outcomes] == ["done", "done", "failed", "not run"]
+    assert [(one["num_cpus"], one["num_gpus"]) for one in ray.asked] == [(3, 1), (4, 1), (4, 1), (4, 1)]
+    assert words(tmp_path / "out") == ["word0", "word1"]
+    assert "no node has the 8 CPUs that the suite asks for; asking for 4" in capsys.readouterr().out
+    assert not ray.actors
+
+
+def test_an_actor_that_is_made_again_repeats_nothing_that_ended_and_nothing_after_a_failure(tmp_path: Path, ray):
+    jobs = jobs_of(tmp_path, {}, {"word": "fail"}, {"needs": "task1"}, {"needs": "task0"})
+    attempts = [Attempt(job, 0) for job in jobs]
+    for attempt, code in zip(attempts[:2], (0, 3), strict=True):
+        attempt.job.folder.mkdir(parents=True)
+        attempt.job.end(1.0, exit_code=code)
+    jobs[0].results.touch()
+    keeper = Keeper(attempts, str(tmp_path), 4)
+    assert [state for state, _ in keeper.states()] == ["ENDED"] * 4
+    assert words(tmp_path / "out") == ["word3"]
+
+
+def test_no_cluster_and_one_that_goes_away_are_one_line(tmp_path: Path, ray: StandIn, monkeypatch):
+    with pytest.raises(InputError, match=r"expected a Ray cluster at nowhere, found no cluster there at all; begin"):
+        executor_class("ray")(Setup(tmp_path, "nowhere"))
+    engine = executor_class("ray")(Setup(tmp_path / "out"))
+    monkeypatch.setattr(ray, "get", lambda *_, **__: 1 / 0)
+    with pytest.raises(Stopped, match=r"Ray gave no answer \(division by zero\); if its head is gone, begin one again"):
+        run_on(engine, jobs_of(tmp_path, {}), tmp_path / "out", gpus=0, poll=0.0)

@@ -1,0 +1,212 @@
+"""Shards of a suite: whose turn it is, what a killed one leaves, and the scripts that start them."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from momentum_transfer.core import run_lock
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.suites import local
+from momentum_transfer.suites.attempt import JOB_LOCK, alone
+from momentum_transfer.suites.local import run_local
+from momentum_transfer.suites.planning import plan
+from momentum_transfer.suites.shards import Shard, export, read_shard
+from momentum_transfer.suites.suite import load_suite
+from momentum_transfer.suites.task import Job
+from tests.suites.counting import counting_suite, counts, records_of
+from tests.suites.suite_files import words, write_suite, write_weights
+from tests.tools.in_process import run_tool
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: A shard that can be killed: suite, output, number, count.
+SHARD = """
+import sys
+from momentum_transfer.suites.local import run_local
+from momentum_transfer.suites.planning import plan
+from momentum_transfer.suites.shards import Shard
+from momentum_transfer.suites.suite import load_suite
+suite, output, number, count = sys.argv[1:]
+run_local(plan(load_suite(suite), ["pixels"], output), shard=Shard(int(number), int(count)))
+"""
+
+
+def jobs_of(folder: Path, *tasks: dict) -> list[Job]:
+    return plan(load_suite(write_suite(folder, *tasks)), write_weights(folder)[:1], folder / "out")
+
+
+def test_three_shards_of_which_one_is_killed_have_the_records_of_one_process(tmp_path: Path):
+    suite, output = counting_suite(tmp_path, 24, 3), tmp_path / "out"
+    run_local(plan(load_suite(suite), ["pixels"], tmp_path / "alone"), parallel=8)
+    command = [sys.executable, "-c", SHARD, str(suite), str(output)]
+    shards = [subprocess.Popen([*command, str(k), "3"], cwd=ROOT, stdout=subprocess.DEVNULL) for k in (1, 2, 3)]
+    deadline = time.monotonic() + 120
+    while not list(output.glob("pixels/*/trace")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    shards[1].kill()
+    assert [shard.wait(timeout=120) for shard in shards] == [0, -signal.SIGKILL, 0]
+    assert records_of(output) == records_of(tmp_path / "alone")
+    assert all(counts(output, f"task{index}")[-3:] == [0, 1, 2] for index in range(24))
+    assert not list(output.glob("pixels/*/.claim.*"))
+
+
+def test_a_shard_begins_at_its_part_and_repeats_no_failure(tmp_path: Path):
+    jobs = jobs_of(tmp_path, {}, {"word": "fail"}, {}, {"needs": "task1"})
+    outcomes = run_local(jobs, shard=Shard(2, 2))
+    assert [outcome.status for outcome in outcomes] == ["done", "failed", "done", "not run"]
+    assert words(tmp_path / "out") == ["word2", "word0"]
+    assert [outcome.status for outcome in run_local(jobs, shard=Shard(1, 2))][1:] == [
+        "failed",
+        "done before",
+        "not run",
+    ]
+    assert jobs[1].state()["attempts"] == 1
+    run_local(jobs)  # alone, as ever
+    assert jobs[1].state()["attempts"] == 2
+
+
+@pytest.mark.parametrize("whose", ["claim", "lock"])
+def test_what_another_has_taken_is_waited_for_and_not_done_twice(tmp_path: Path, whose: str):
+    (job,) = jobs_of(tmp_path, {})
+    job.folder.mkdir(parents=True)
+
+    def other() -> None:
+        if whose == "claim":  # of another machine, whose signs of life count
+            (job.folder / ".claim.3").write_text("12 elsewhere 1")
+            time.sleep(0.6)
+            job.end(5.0, exit_code=0)
+        else:
+            with alone(job.folder, name=JOB_LOCK):
+                time.sleep(0.6)
+                job.end(5.0, exit_code=0)
+        job.results.touch()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    time.sleep(0.2)
+    (outcome,) = run_local([job], shard=Shard(1, 2))
+    thread.join()
+    assert (outcome.status, outcome.seconds) == ("done", 5.0)
+    assert words(tmp_path / "out") == []
+
+
+def test_a_claim_is_free_again_once_its_owner_is_gone(tmp_path: Path, monkeypatch):
+    (job,) = jobs_of(tmp_path, {})
+    job.folder.mkdir(parents=True)
+    claim = job.folder / ".claim.7"
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    claim.write_text(f"{gone.pid} {os.uname().nodename} 1")
+    assert not local._alive(claim)
+    claim.write_text(run_lock.signature())
+    assert local._alive(claim)
+    for text, seconds, alive in (("12 elsewhere 1", 10, True), ("12 elsewhere 1", 100, False), ("", 10, True)):
+        claim.write_text(text)
+        os.utime(claim, (time.time() - seconds,) * 2)
+        assert local._alive(claim) == alive
+    assert not local._alive(job.folder / ".claim.7") or claim.read_text() == ""
+    os.utime(claim, (time.time() - 100,) * 2)
+    assert run_local([job])[0].status == "done"
+    assert not list(job.folder.glob(".claim.*"))
+
+
+def test_of_many_that_come_at_once_one_has_the_job_without_any_locks(tmp_path: Path, monkeypatch):
+    """Nothing but the claim tells them apart: the lock is free for all."""
+    import contextlib
+
+    monkeypatch.setattr(local, "alone", lambda *_, **__: contextlib.nullcontext(0))
+    (job,) = jobs_of(tmp_path, {})
+    for _ in range(20):
+        barrier, taken = threading.Barrier(8), []
+        stacks = [contextlib.ExitStack() for _ in range(8)]
+
+        def take(stack, barrier=barrier, taken=taken) -> None:
+            barrier.wait()
+            taken.append(local._take(job, stack))
+
+        threads = [threading.Thread(target=take, args=(stack,)) for stack in stacks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(taken, key=str) == [0] + [None] * 7
+        for stack in stacks:
+            stack.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "shard"),
+    [
+        ("2/3", {}, (2, 3)),
+        ("", {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "5"}, (3, 3)),
+        ("", {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "3"}, (3, 3)),
+        ("", {"JOB_COMPLETION_INDEX": "0", "JOB_COMPLETIONS": "4"}, (1, 4)),
+        ("", {"LSB_JOBINDEX": "4", "LSB_JOBINDEX_END": "4"}, (4, 4)),
+    ],
+)
+def test_a_shard_is_given_or_the_index_of_an_array_job(text: str, environment: dict[str, str], shard):
+    found = read_shard(text, environment)
+    assert (found.number, found.count) == shard
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "told"),
+    [
+        ("4/3", {}, "expected --shard K/N with K from 1 to N, found '4/3'; the first of three is 1/3"),
+        ("0/3", {}, "with K from 1 to N, found '0/3'"),
+        ("one", {}, "with K from 1 to N, found 'one'"),
+        ("", {}, "expected --shard K/N, or SLURM_ARRAY_TASK_ID with SLURM_ARRAY_TASK_COUNT or .* found none"),
+        ("", {"JOB_COMPLETION_INDEX": "1"}, "expected numbers in JOB_COMPLETION_INDEX and JOB_COMPLETIONS, found '1'"),
+        ("", {"JOB_COMPLETION_INDEX": "4", "JOB_COMPLETIONS": "4"}, "found '5/4'"),
+    ],
+)
+def test_a_number_out_of_range_is_one_line(text: str, environment: dict[str, str], told: str):
+    with pytest.raises(InputError, match=told):
+        read_shard(text, environment)
+
+
+def test_scripts_and_manifests_start_the_same_shards(tmp_path: Path):
+    jobs = jobs_of(tmp_path, {"cpus": 3, "minutes": 90}, {"cpus": 2, "minutes": 9, "distributed": True})
+    command = "python tools/evaluate.py --suite 'a b.yaml'"
+    lines = export("commands", command, Path("/a b"), jobs, 4, 2).splitlines()
+    assert lines == [f"(cd '/a b' && exec {command} --shard {k}/2)" for k in (1, 2)]
+    script = export("slurm", command, Path("/a b"), jobs, 4, 2)
+    options = re.findall(r"^#SBATCH --(\S+)$", script, re.MULTILINE)
+    assert options == ["array=1-2", "cpus-per-task=3", "time=90", "requeue", "signal=B:TERM@120", "gpus-per-node=4"]
+    job = yaml.safe_load(export("k8s", command, Path("/a b"), jobs, 4, 2))
+    assert (job["kind"], job["spec"]["completions"], job["spec"]["completionMode"]) == ("Job", 2, "Indexed")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["sh", "-c", f"cd '/a b' && exec {command} --shard"]
+    assert container["resources"]["limits"] == {"cpu": 3, "nvidia.com/gpu": 4}
+    assert container["env"] == [{"name": "JOB_COMPLETIONS", "value": "2"}]
+    assert "gpu" not in export("k8s", command, Path("/a b"), jobs[:1], 0, 2)
+
+
+def test_what_is_exported_is_this_command_and_shards_meet_no_engine(tmp_path: Path):
+    write_suite(tmp_path, {}, {}, {"needs": "task0"})
+    weights, output = write_weights(tmp_path)[0], tmp_path / "out"
+    words_ = ("--suite", tmp_path / "suite.yaml", "--weights", weights, "--output", output, "--gpus", "0")
+    done = run_tool("evaluate", *words_, "--export", "commands")
+    assert done.returncode == 0, done.stderr
+    assert "2 shards: a line is a shard" in done.stdout
+    lines = (output / "shards.sh").read_text().splitlines()
+    assert len(lines) == 2
+    assert f"--output {output} --gpus 0 --shard 2/2)" in lines[1]
+    for more, told in (
+        (("--on", "slurm", "--shard", "1/2"), "expected --shard for processes of this machine, found it with --on"),
+        (("--cancel",), "expected --cancel with --on ENGINE"),
+        (("--slurm", "--on", "ray"), "expected --slurm or --on ray, found both"),
+        (("--shard", "3/2"), "expected --shard K/N with K from 1 to N"),
+    ):
+        refused = run_tool("evaluate", *words_, *more)
+        assert refused.returncode == 2
+        assert told in refused.stderr
