@@ -50,7 +50,7 @@ def test_every_setting_has_a_row_with_its_default_rule_and_meaning(page: dict[st
     [
         (["pretrain", "milestones"], "pretrain  SOLVER.MILESTONES = [0.6, 0.8]  (as a list of ascending numbers", 1),
         (["lowshot", "svm.", "protocol of"], "lowshot  SVM.PRESET = 'imagenet'  (of imagenet, inaturalist, own, ", 1),
-        (["OUTPUT_DIR ="], "pretrain  OUTPUT_DIR = 'outputs/pretrain'  (as a path (at most 255 bytes", 3),
+        (["OUTPUT_DIR ="], "pretrain  OUTPUT_DIR = 'outputs/pretrain'  (as a path, no URL (at most 255 bytes", 3),
     ],
 )
 def test_the_command_line_shows_the_settings_that_hold_all_words(words, first, count, monkeypatch, capsys):

@@ -218,7 +218,7 @@ def test_a_predictors_hidden_layer_is_as_wide_as_the_projectors_unless_told(own,
 
 @pytest.mark.parametrize("norm", ["ShuffleBN", "BN"])
 def test_only_under_shuffle_bn_a_teacher_sees_the_images_in_another_order(norm, tiny_cfg):
-    built = method(tiny_cfg, METHOD__NAME="moco", MOCO__QUEUE=8, NORM__TEACHER=norm, NORM__GROUP=2)
+    built = method(tiny_cfg, METHOD__NAME="moco", MOCO__QUEUE=8, NORM__TEACHER=norm, NORM__GROUP_SIZE=2)
     view, seen = torch.arange(8.0).view(8, 1), []
     built.teacher = torch.nn.Sequential(torch.nn.Identity())
     built.teacher.register_forward_pre_hook(lambda _, images: seen.append(images[0]))

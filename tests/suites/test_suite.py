@@ -278,7 +278,10 @@ def test_the_full_suite_has_every_kind_of_evaluation(tmp_path: Path, weights):
         for job in jobs
         if job.command[0] == "tools/transfer.py"
     }
-    dense = {item.protocol for item in published(load_tables()) if item.task.split("/")[0] in (*DETECTION, "semantic")}
+    few = ("fsdet", "unbiased_teacher")  # few labels are a question of their own
+    tables = [table for table in load_tables() if table.paper not in few]
+    dense = {item.protocol for item in published(tables) if item.task.split("/")[0] in (*DETECTION, "semantic")}
+    assert dense
     assert dense <= protocols
     assert "lvis_v1_mask_rcnn_fpn_2x" in protocols
 

@@ -157,8 +157,8 @@ def test_fixmatch_records_the_student_as_the_result_and_the_teacher_beside_it_on
 
 def test_fixmatch_from_scratch_starts_every_trial_anew_and_labels_weak_views(lowshot, tmp_path, monkeypatch):
     starts = []
-    build = inputs.build_resnet
-    monkeypatch.setattr(inputs, "build_resnet", lambda arch: starts.append(build(arch)) or starts[-1])
+    build = inputs.build_backbone
+    monkeypatch.setattr(inputs, "build_backbone", lambda arch: starts.append(build(arch)) or starts[-1])
     words = ["FIXMATCH.STEPS", "1", "FIXMATCH.TRIALS", "2", "FIXMATCH.BATCH_SIZE", "4", "FIXMATCH.PRESET", "ema-bn"]
     words += ["MODEL.WIDTH", "4", "FIXMATCH.TEACHER_GROUP", "6", "FIXMATCH.WEAK_BATCHES", "[8]", "OUTPUT_DIR", tmp_path]
     assert lowshot("fixmatch", "--weights", "scratch", *words) == 0
