@@ -57,10 +57,10 @@ def samples_of(cfg: Any, size: int) -> list[Sample]:
         data = get_semantic_dataset("digit_scenes_sem_seg_train")
         crops = SemanticMapper(mapper, (size, size))
         return [crops.train(p, data.labels(i), random) for i, p in enumerate(images_of(data)[:2])]
-    pictures = annotated_images(get_dataset("digit_scenes_train"))
-    samples = [mapper.train(picture, random) for picture in pictures[:2]]
+    images = annotated_images(get_dataset("digit_scenes_train"))
+    samples = [mapper.train(image, random) for image in images[:2]]
     mapper.short_edges = [size - 15]
-    samples[1] = mapper.train(pictures[1], random)
+    samples[1] = mapper.train(images[1], random)
     return samples
 
 

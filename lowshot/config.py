@@ -35,7 +35,7 @@ _PRESET = "0: the preset's"
 
 
 def _training(name: str, names: Iterable[str], fraction: float) -> tuple[Setting, ...]:
-    """What linear, finetune and fixmatch share."""
+    """Settings of linear, finetune and fixmatch alike."""
     return (
         Setting(f"{name}.PRESET", "eman", Choice(names), "protocol of a paper, see lowshot/presets.py"),
         Setting(f"{name}.FRACTION", fraction, FRACTION, "fraction of the labels that trains, balanced over classes"),

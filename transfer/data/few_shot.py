@@ -116,7 +116,7 @@ class Pool:
                     self._held[stem, name].append((place, image, entry))
 
     def listed(self, file: Path, name: str) -> list[Shot]:
-        """The objects of a class in FsDet's seed file: COCO's has the objects; VOC's has images, with all of theirs."""
+        """The objects of a class in FsDet's seed file: COCO's has objects, VOC's has images with all their objects."""
         if file.suffix == ".txt":
             stems = [Path(line).stem for line in read_lines(file, "a list of images") if line]
             self._check_known(stems, file)
