@@ -8,12 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from momentum_transfer.core.distributed import is_main
-from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.torchvision_engine.mean_teacher import MeanTeacher, rates
 from momentum_transfer.transfer.torchvision_engine.region_heads import focal_cross_entropy
 from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Detections, Sample
 
-#: The batches of a training from an iteration on.
 MakeBatches = Callable[[int], Iterable[list[Sample]]]
 
 
@@ -55,13 +53,10 @@ class Batches:
 @functools.cache
 def _on_samples(kind: Any) -> Any:
     class OnSamples(kind):
-        """A detector of Detectron2's that takes samples and gives detections; losses of a teacher's labels apart.
-
-        It is to a batch what ``torchvision_engine.detectors.Detector`` is. Dicts are Detectron2's, as ever.
-        """
+        """Detectron2's detector on samples, as ``torchvision_engine.detectors.Detector`` is; on dicts as ever."""
 
         teacher: MeanTeacher | None = None
-        held = False
+        held, step = False, 0
 
         def forward(self, samples: Any) -> Any:
             if isinstance(samples[0], dict):
@@ -70,19 +65,15 @@ def _on_samples(kind: Any) -> Any:
                 return [as_detections(one["instances"]) for one in super().forward([d2_input(s) for s in samples])]
             if self.teacher is None:
                 return super().forward([d2_input(s) for s in samples])
-            from detectron2.utils.events import get_event_storage
-
-            samples = self.teacher.label(samples, get_event_storage().iter)
-            losses = self._with_pseudo(samples)
-            return self.teacher.weighted(losses)
+            return self.teacher.weighted(self._with_pseudo(self.teacher.label(samples, self.step)))
 
         def _with_pseudo(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
             """One batch for the backbone; losses of the labelled images, then ``…_pseudo`` of those after them."""
             given, labelled = [d2_input(s) for s in samples], sum(not s.pseudo for s in samples)
             if labelled == len(samples):
-                losses = super().forward(given)  # with names for all: Detectron2 gathers them from every process
-                begun = self.teacher is not None and self.teacher.begun
-                return losses | {f"{name}_pseudo": x.new_zeros(()) for name, x in losses.items() if begun}
+                losses = super().forward(given)  # and zeros: Detectron2 gathers all names from every process
+                zeros = {f"{name}_pseudo": loss.new_zeros(()) for name, loss in losses.items()}
+                return losses | (zeros if self.teacher.begun else {})
             images, instances = self.preprocess_image(given), [x["instances"].to(self.device) for x in given]
             features = self.backbone(images.tensor)
             losses = self._behind_backbone(images, features, instances, slice(labelled))
@@ -92,19 +83,16 @@ def _on_samples(kind: Any) -> Any:
             self.held, images_each = False, labelled / (len(samples) - labelled)
             return losses | {f"{name}_pseudo": loss * (images_each if dense else 1.0) for name, loss in pseudo.items()}
 
-        def _behind_backbone(self, images: Any, features: Any, instances: Any, part: slice) -> dict[str, Tensor]:
+        def _behind_backbone(self, images: Any, features: Any, instances: Any, part: slice) -> Any:
             from detectron2.structures import ImageList
 
             images, instances = ImageList(images.tensor[part], images.image_sizes[part]), instances[part]
             features = {name: x[part] for name, x in features.items()}
-            losses: dict[str, Tensor]
             if hasattr(self, "roi_heads"):
                 proposals, losses = self.proposal_generator(images, features, instances)
-                losses = self.roi_heads(images, features, proposals, instances)[1] | losses
-                return losses
+                return self.roi_heads(images, features, proposals, instances)[1] | losses
             maps = [features[name] for name in self.head_in_features]
-            losses = self.forward_training(images, maps, self.head(maps), instances)
-            return losses
+            return self.forward_training(images, maps, self.head(maps), instances)
 
         def _ema_update(self, name: str, *value: Any) -> Any:
             """The labelled images' moving count of foreground divides the losses on a teacher's labels too."""
@@ -117,8 +105,8 @@ def take_samples(model: Any, focal_gamma: float) -> None:
     """Let a model of Detectron2's take samples, in place; ``focal_gamma``: SEMI.FOCAL_GAMMA."""
     kind: Any = type(model)
     model.__class__ = _on_samples(kind)
-    predictor = getattr(getattr(model, "roi_heads", None), "box_predictor", None)
-    if focal_gamma and predictor is not None:
+    if focal_gamma and hasattr(model, "roi_heads"):
+        predictor = model.roi_heads.box_predictor
         for one in predictor if isinstance(predictor, nn.ModuleList) else [predictor]:
             kind = type(one)
             one.__class__, one.focal_gamma = _focal(kind), focal_gamma
@@ -148,13 +136,13 @@ class FewLabels:
         if semi.TEACHER:
             model.teacher = MeanTeacher(model.train(), semi)
 
-    def after_step(self, last: bool) -> None:
+    def after_step(self, step: int, last: bool) -> None:
         """Move the teacher and log its labels; at the end the model is what SEMI.RESULT names."""
         from detectron2.utils.events import get_event_storage
 
-        teacher: MeanTeacher | None = self.model.teacher
-        if teacher is None:
+        if (teacher := self.model.teacher) is None:
             return
+        self.model.step = step + 1
         teacher.follow()
         shown = {name: value for name, value in rates(teacher.numbers).items() if value == value}
         get_event_storage().put_scalars(**teacher.numbers, **shown)
@@ -166,27 +154,17 @@ class FewLabels:
         """The teacher, the count that dense losses are divided by, and the random state."""
         teacher, device = self.model.teacher, self.model.device
         state = {"random": torch.get_rng_state(), "count": getattr(self.model, "loss_normalizer", None)}
-        if teacher is not None:
-            state |= {"teacher": teacher.network.state_dict(), "begun": teacher.begun}
-        return state | ({"random_cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+        state |= {"random_cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+        return state | ({"teacher": teacher.network.state_dict(), "begun": teacher.begun} if teacher else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict``; of several processes the first alone with its random state.
-
-        InputError for a training with other settings of SEMI.
-        """
-        teacher = self.model.teacher
-        if not state or ("teacher" in state) != (teacher is not None):
-            raise InputError(
-                f"expected a training with few labels {'and' if teacher else 'without'} a teacher in OUTPUT_DIR, found "
-                "another; use its settings of SEMI, or another OUTPUT_DIR"
-            )
-        if teacher is not None:
+        """Go on from ``state_dict``; of several processes the first alone with its random state."""
+        if (teacher := self.model.teacher) is not None:
             teacher.network.load_state_dict(state["teacher"])
             teacher.begun = state["begun"]
         if state["count"] is not None:
             self.model.loss_normalizer = state["count"]
         if is_main():
             torch.set_rng_state(state["random"].cpu())
-            if "random_cuda" in state and self.model.device.type == "cuda":
+            if "random_cuda" in state:
                 torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.model.device)

@@ -135,7 +135,7 @@ def trainer_class(evaluate: Evaluate | None, batches: MakeBatches | None = None)
                     "annotations"
                 ) from error
             if self.few_labels is not None:
-                self.few_labels.after_step(last=self.iter + 1 == self.max_iter)
+                self.few_labels.after_step(self.iter, last=self.iter + 1 == self.max_iter)
 
         def state_dict(self) -> dict[str, Any]:
             state: dict[str, Any] = super().state_dict()
