@@ -21,8 +21,9 @@ from momentum_transfer.transfer.torchvision_engine.detectors import names
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from momentum_transfer.transfer.torchvision_engine.mean_teacher import MeanTeacher
 from momentum_transfer.transfer.torchvision_engine.strong_views import with_strong_view
-from tests.transfer.torchvision_engine.test_mean_teacher import ALL, STEPS, TEACHER, same, weights
+from tests.transfer.torchvision_engine.test_mean_teacher import ALL, STEPS, TEACHER, joint_config, same, weights
 from tests.transfer.torchvision_engine.tiny import predict_tiny, shapes_config, tiny_config, tiny_samples, train_tiny
+from tests.two_processes import as_torchrun
 
 pytestmark = pytest.mark.detectron2
 
@@ -134,6 +135,20 @@ def test_the_engines_train_the_same_teacher_on_the_same_data_and_hand_it_over(tm
     one, other = (predict_tiny(engine, cfg, theirs.weights, tmp_path / engine.name)[0].results.read_text()
                   for engine in (Detectron2Engine(), TorchvisionEngine()))  # fmt: skip
     assert [e["bbox"] for e in json.loads(one)] == [e["bbox"] for e in json.loads(other)]
+
+
+def _in_processes(folder):
+    train_tiny(Detectron2Engine(), joint_config(folder), 0, folder / "two")
+
+
+def test_two_processes_equal_one_on_the_same_batches(tmp_path):
+    alone = weights(train_tiny(Detectron2Engine(), joint_config(tmp_path), 0, tmp_path / "one"))
+    as_torchrun(_in_processes, tmp_path)
+    together = torch.load(tmp_path / "two/model_final.pth", weights_only=True)["model"]
+    for name, value in alone.items():
+        torch.testing.assert_close(
+            together[name], value, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_what_it_cannot_run_with_few_labels_is_said_before_any_compute():

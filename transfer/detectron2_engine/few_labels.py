@@ -41,9 +41,10 @@ def as_detections(found: Any) -> Detections:
 class Batches:
     """A training's batches from ``start`` on; without one their first ``images``, labelled as at test, for BN."""
 
+    start: int | None = None
+
     def __init__(self, make: MakeBatches, images: int) -> None:
         self.make, self.images = make, images
-        self.start: int | None = None
 
     def __iter__(self) -> Iterator[list[Sample]]:
         for batch in self.make(self.start or 0):
@@ -55,7 +56,7 @@ def _on_samples(kind: Any) -> Any:
     class OnSamples(kind):
         """Detectron2's detector on samples, as ``torchvision_engine.detectors.Detector`` is; on dicts as ever."""
 
-        teacher: MeanTeacher | None = None
+        teacher: Any = None  # a MeanTeacher
         held, step = False, 0
 
         def forward(self, samples: Any) -> Any:
@@ -101,17 +102,6 @@ def _on_samples(kind: Any) -> Any:
     return OnSamples
 
 
-def take_samples(model: Any, focal_gamma: float) -> None:
-    """Let a model of Detectron2's take samples, in place; ``focal_gamma``: SEMI.FOCAL_GAMMA."""
-    kind: Any = type(model)
-    model.__class__ = _on_samples(kind)
-    if focal_gamma and hasattr(model, "roi_heads"):
-        predictor = model.roi_heads.box_predictor
-        for one in predictor if isinstance(predictor, nn.ModuleList) else [predictor]:
-            kind = type(one)
-            one.__class__, one.focal_gamma = _focal(kind), focal_gamma
-
-
 @functools.cache
 def _focal(kind: Any) -> Any:
     class Focal(kind):
@@ -128,11 +118,16 @@ def _focal(kind: Any) -> Any:
 
 
 class FewLabels:
-    """What a training of ``model`` has besides Detectron2's own with ``semi``, the section SEMI of the settings."""
+    """Lets ``model`` take samples, in place, and is what its training has besides by ``semi``, the section SEMI."""
 
     def __init__(self, model: Any, semi: Any) -> None:
         self.model, self.semi = model, semi
-        take_samples(model, semi.FOCAL_GAMMA)
+        model.__class__ = _on_samples(model.__class__)
+        if semi.FOCAL_GAMMA and hasattr(model, "roi_heads"):
+            predictor = model.roi_heads.box_predictor
+            stages: list[Any] = list(predictor) if isinstance(predictor, nn.ModuleList) else [predictor]
+            for one in stages:
+                one.__class__, one.focal_gamma = _focal(one.__class__), semi.FOCAL_GAMMA
         if semi.TEACHER:
             model.teacher = MeanTeacher(model.train(), semi)
 

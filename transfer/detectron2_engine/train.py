@@ -138,13 +138,14 @@ def trainer_class(evaluate: Evaluate | None, batches: MakeBatches | None = None)
                 self.few_labels.after_step(self.iter, last=self.iter + 1 == self.max_iter)
 
         def state_dict(self) -> dict[str, Any]:
-            state: dict[str, Any] = super().state_dict()
-            return state | ({"few_labels": self.few_labels.state_dict()} if self.few_labels else {})
+            return dict(super().state_dict()) | (
+                {"few_labels": self.few_labels.state_dict()} if self.few_labels else {}
+            )
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
             super().load_state_dict(state)
             if self.few_labels is not None:
-                self.few_labels.load_state_dict(state.get("few_labels", {}))
+                self.few_labels.load_state_dict(state["few_labels"])
 
     return Trainer
 
