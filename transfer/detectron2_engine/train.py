@@ -52,7 +52,8 @@ def train(
     if d2_cfg.MODEL.DEVICE == "cpu":
         _let_processes_share_a_cpu()
     seed_all_rng(d2_cfg.SEED + rank())
-    with stop_signals() as stop:
+    # Else the focal loss is compiled in its second call, with other last bits: a resumed training would differ.
+    with stop_signals() as stop, torch.jit.optimized_execution(batches is None):
         trainer = trainer_class(evaluate, batches)(d2_cfg)
         loaded, new = load_initial(_plain(trainer.model), initial)
         if batches is not None:
