@@ -12,11 +12,12 @@ from fvcore.nn import get_bn_modules
 from torch import Tensor, nn
 
 from momentum_transfer.transfer.detectron2_engine.data import detectron2_config
+from momentum_transfer.transfer.detectron2_engine.few_labels import d2_input
 from momentum_transfer.transfer.detectron2_engine.models import build_model
 from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector, load_detector, names
 from momentum_transfer.transfer.torchvision_engine.engine import build
 from momentum_transfer.transfer.torchvision_engine.segmentors import Segmentor
-from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Sample
+from momentum_transfer.transfer.torchvision_engine.structures import Sample
 
 
 def d2_inputs(samples: Sequence[Sample]) -> list[dict[str, Any]]:
@@ -25,19 +26,7 @@ def d2_inputs(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 def _input(sample: Sample) -> dict[str, Any]:
-    from detectron2.structures import BitMasks as D2BitMasks
-    from detectron2.structures import Boxes, Instances
-
-    given: dict[str, Any] = {"image": sample.image, "height": sample.height, "width": sample.width}
-    if sample.labels is not None:
-        given["sem_seg"] = sample.labels
-    if sample.target is not None:
-        given["instances"] = instances = Instances(tuple(sample.image.shape[1:]))
-        instances.gt_boxes = Boxes(sample.target.boxes.clone())
-        instances.gt_classes = sample.target.classes.clone()
-        if isinstance(sample.target.masks, BitMasks):
-            instances.gt_masks = D2BitMasks(sample.target.masks.bitmaps)
-    return given
+    return d2_input(sample) | ({} if sample.labels is None else {"sem_seg": sample.labels})
 
 
 def training_losses(model: nn.Module, samples: Sequence[Sample]) -> dict[str, Tensor]:

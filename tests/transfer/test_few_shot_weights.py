@@ -1,6 +1,8 @@
 """From base to novel classes: rows keep their classes, what is frozen stays, and two stages run one after another."""
 
 import json
+import os
+import signal
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from momentum_transfer.core import records as results
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.initial_weights import InitialWeights, read_detector
 from momentum_transfer.transfer.run import Request, run
+from momentum_transfer.transfer.torchvision_engine import train
 from momentum_transfer.transfer.torchvision_engine.detectors import LAST_LAYERS, export_state
 from momentum_transfer.transfer.torchvision_engine.engine import build, initialise
 from tests.transfer.torchvision_engine.tiny import shapes_config, tiny_config, tiny_samples
@@ -107,6 +110,46 @@ def test_two_stages_leave_records_of_base_novel_and_all_classes_by_draw(tmp_path
     before, after = read_detector(base), read_detector(tmp_path / "all/trial_0/model_final.pth")
     changed = {name for name in after if not torch.equal(before.get(name, torch.zeros(0)), after[name])}
     assert changed == {name for name in after if LAST_LAYERS.search(name)}
+
+
+def _run_and_die(cfg, base, steps):
+    original, done = train.Log.add, []
+
+    def add(self, *given, **times):
+        original(self, *given, **times)
+        done.append(given)
+        if len(done) == steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train.Log.add = add
+    run(cfg, Request(base))
+
+
+@pytest.mark.slow
+def test_draws_killed_in_the_second_trial_and_resumed_equal_uninterrupted_ones_bit_for_bit(tmp_path):
+    run(stage(tmp_path, "base"), Request("none"))
+    base = str(tmp_path / "base/model_final.pth")
+    few = ["TRIALS", "2", "SOLVER.MAX_ITER", "4", "SOLVER.CHECKPOINT_PERIOD", "1", "INPUT.MIN_SIZE_TRAIN", "[48,64]"]
+    whole, parts = (
+        stage(tmp_path, "all", *few, *TFA, "OUTPUT_DIR", str(tmp_path / name), classes=3) for name in ("whole", "parts")
+    )
+    run(whole, Request(base))
+    process = torch.multiprocessing.get_context("fork").Process(target=_run_and_die, args=(parts, base, 7))
+    process.start()
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL
+    assert (tmp_path / "parts/trial_0/model_final.pth").exists()
+    assert (tmp_path / "parts/trial_1/checkpoints/last").read_text().strip() == "step_0000002.pth"
+    run(parts, Request(base, resume=True))
+    for trial in ("trial_0", "trial_1"):
+        first, second = (read_detector(tmp_path / name / trial / "model_final.pth") for name in ("whole", "parts"))
+        assert all(torch.equal(first[name], second[name]) for name in first)
+    values = [
+        [(r["trial"], r["draw"], r["task"], r["metric"], r["value"]) for r in results.read(folder / "results.jsonl")[0]]
+        for folder in (tmp_path / "whole", tmp_path / "parts")
+    ]
+    assert len(values[0]) > 0
+    assert repr(values[0]) == repr(values[1])  # NaN equals itself
 
 
 def test_what_does_not_fit_the_base_detector_is_refused_before_the_training(tmp_path):

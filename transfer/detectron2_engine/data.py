@@ -37,6 +37,8 @@ def detectron2_config(cfg: CfgNode, seed: int, out_dir: Path) -> Any:
     d2_cfg.ENGINE = ENGINE
     d2_cfg.OUTPUT_DIR, d2_cfg.SEED = str(out_dir), seed
     d2_cfg.MODEL.WEIGHTS = ""
+    if cfg.SEMI.TEACHER and cfg.SEMI.RESULT == "teacher":
+        d2_cfg.TEST.PRECISE_BN.ENABLED = False  # a teacher's statistics are its method's
     d2_cfg.DATASETS.TRAIN = tuple(data_name(short_name(name)) for name in cfg.DATASETS.TRAIN)
     d2_cfg.MODEL.DEVICE = str(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE"))
     d2_cfg.freeze()

@@ -1,5 +1,6 @@
 """Fine-tuning and prediction by Detectron2 itself: the Engine protocol over the rest of this folder."""
 
+import functools
 import importlib.util
 import os
 import time
@@ -26,12 +27,15 @@ from momentum_transfer.transfer.detectron2_engine.data import (
     register_data,
     test_mapper,
 )
+from momentum_transfer.transfer.detectron2_engine.few_labels import as_detections
 from momentum_transfer.transfer.detectron2_engine.models import build_model, load_initial
 from momentum_transfer.transfer.detectron2_engine.train import train
 from momentum_transfer.transfer.experiment import Experiment, Finetuned
 from momentum_transfer.transfer.initial_weights import InitialWeights
 from momentum_transfer.transfer.predictions import Predictions, Score, iou_types, results_path
+from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported as not_torchvisions
 from momentum_transfer.transfer.torchvision_engine.detection_run import result_entries, write_entries
+from momentum_transfer.transfer.torchvision_engine.engine import training_loader
 from momentum_transfer.transfer.torchvision_engine.semantic_run import images_of, write_labels
 from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
@@ -47,8 +51,10 @@ class Detectron2Engine:
         small = cfg.MODEL.RESNETS.DEPTH in SMALL and not cfg.MODEL.BACKBONE.ARCH
         if importlib.util.find_spec("detectron2") is None:
             return "Detectron2 is not installed"
-        if few_labels(cfg):
-            return "few labels and a mean teacher (SEMI) are the torchvision engine's"
+        if few_labels(cfg) and (reason := not_torchvisions(cfg)):
+            return f"with settings of SEMI its data is the torchvision engine's, which cannot: {reason}"
+        if cfg.SEMI.TEACHER and cfg.TEST.EVAL_PERIOD:
+            return "it scores a mean teacher at the end only; set TEST.EVAL_PERIOD 0"
         if segments and cfg.MODEL.SEM_SEG_HEAD.NAME == "LinearHead":
             return "the linear segmentation probe is this project's own"
         if (cfg.FEW_SHOT.NOVEL and cfg.FEW_SHOT.STAGE != "base") or cfg.MODEL.ROI_BOX_HEAD.COSINE_SCALE:
@@ -92,7 +98,8 @@ class Detectron2Engine:
                 def evaluate(model: nn.Module) -> float:
                     return score(_predict(d2_cfg, model, task.test[0], out_dir / "validation"))
 
-            return train(d2_cfg, experiment.initial, final, resume, evaluate)
+            batches = functools.partial(training_loader, cfg, task, seed) if few_labels(cfg) else None
+            return train(d2_cfg, experiment.initial, final, resume, evaluate, batches)
 
     def predict(self, experiment: Experiment, out_dir: Path) -> list[Predictions]:
         """Predict. Leaves ``results_<dataset>.json``."""
@@ -129,7 +136,7 @@ def _predict(d2_cfg: Any, model: nn.Module, data: Any, out_dir: Path) -> Predict
     entries: list[dict[str, Any]] = []
 
     def keep(given: dict[str, Any], found: dict[str, Any]) -> None:
-        entries.extend(result_entries(given["image_id"], _as_detections(found["instances"]), data.category_ids))
+        entries.extend(result_entries(given["image_id"], as_detections(found["instances"]), data.category_ids))
 
     seconds = _predict_each(d2_cfg, model, dataset_dicts(data), keep)
     write_entries(entries, path)
@@ -165,15 +172,10 @@ class Detectron2Predictor:
             found = [self.model([self._given(image)])[0] for image in images]
         if found and "sem_seg" in found[0]:
             return [one["sem_seg"].argmax(dim=0).cpu().numpy().astype(np.uint8) for one in found]
-        return [_as_detections(one["instances"]) for one in found]
+        return [as_detections(one["instances"]) for one in found]
 
     def _given(self, image: np.ndarray) -> dict[str, Any]:
         pixels = image[:, :, ::-1] if self.format == "BGR" else image
         resized = self.resizing.get_transform(pixels).apply_image(pixels)
         tensor = torch.from_numpy(np.ascontiguousarray(resized.transpose(2, 0, 1)))
         return {"image": tensor, "height": image.shape[0], "width": image.shape[1]}
-
-
-def _as_detections(found: Any) -> Detections:
-    masks = found.pred_masks if found.has("pred_masks") else None
-    return Detections(found.pred_boxes.tensor, found.scores, found.pred_classes, masks)

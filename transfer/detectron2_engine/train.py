@@ -12,12 +12,13 @@ from torch import nn
 
 from momentum_transfer.core.checkpoints import CheckpointFolder, read_archive
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
-from momentum_transfer.core.distributed import any_rank, barrier, is_main, rank
+from momentum_transfer.core.distributed import any_rank, barrier, is_main, rank, world_size
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.loggers import Logger, open_loggers
 from momentum_transfer.core.samplers import signals_held
 from momentum_transfer.transfer.any_backbone import group_rules
 from momentum_transfer.transfer.detectron2_engine.data import training_loader
+from momentum_transfer.transfer.detectron2_engine.few_labels import Batches, FewLabels, MakeBatches
 from momentum_transfer.transfer.detectron2_engine.models import load_initial, register
 from momentum_transfer.transfer.experiment import Finetuned
 from momentum_transfer.transfer.initial_weights import InitialWeights
@@ -30,10 +31,14 @@ Evaluate = Callable[[nn.Module], float]
 _SMOOTHED = 20
 
 
-def train(d2_cfg: Any, initial: InitialWeights, final: Path, resume: bool, evaluate: Evaluate | None) -> Finetuned:
+def train(
+    d2_cfg: Any, initial: InitialWeights, final: Path, resume: bool, evaluate: Evaluate | None,
+    batches: MakeBatches | None = None
+) -> Finetuned:  # fmt: skip
     """Train by DefaultTrainer from ``initial``; stop at a signal with a checkpoint written.
 
     ``evaluate`` scores the model every TEST.EVAL_PERIOD iterations; the best one is kept as ``model_best.pth``.
+    ``batches``: with settings of SEMI, instead of Detectron2's data path.
 
     Raises:
         Stopped: a signal came. InputError: the loss is not finite, or an image or the checkpoint cannot be read.
@@ -47,10 +52,15 @@ def train(d2_cfg: Any, initial: InitialWeights, final: Path, resume: bool, evalu
     if d2_cfg.MODEL.DEVICE == "cpu":
         _let_processes_share_a_cpu()
     seed_all_rng(d2_cfg.SEED + rank())
-    with stop_signals() as stop:
-        trainer = trainer_class(evaluate)(d2_cfg)
+    # Else the focal loss is compiled in its second call, with other last bits: a resumed training would differ.
+    with stop_signals() as stop, torch.jit.optimized_execution(batches is None):
+        trainer = trainer_class(evaluate, batches)(d2_cfg)
         loaded, new = load_initial(_plain(trainer.model), initial)
+        if batches is not None:
+            trainer.few_labels = FewLabels(_plain(trainer.model), d2_cfg.SEMI)
         trainer.resume_or_load(resume=resume)
+        if batches is not None:
+            trainer.data_loader.loader.start = trainer.start_iter
         if evaluate is not None and is_main():
             period = d2_cfg.TEST.EVAL_PERIOD
             trainer.register_hooks([hooks.BestCheckpointer(period, trainer.checkpointer, "score", "max", "model_best")])
@@ -78,17 +88,19 @@ class RememberedBatches:
         with signals_held():  # Detectron2's loader starts its workers with the first batch
             first = list(itertools.islice(batches, 1))
         for batch in itertools.chain(first, batches):
-            self.images = [image["image_id"] for image in batch]
+            self.images = [one["image_id"] if isinstance(one, dict) else one.image_id for one in batch]
             yield batch
 
 
-def trainer_class(evaluate: Evaluate | None) -> Any:
+def trainer_class(evaluate: Evaluate | None, batches: MakeBatches | None = None) -> Any:
     """DefaultTrainer that leaves scoring to this project and reads label images as DeepLab's own trainer does."""
     from detectron2.engine import DefaultTrainer
     from detectron2.projects.deeplab import build_lr_scheduler
     from detectron2.utils.events import TensorboardXWriter
 
     class Trainer(DefaultTrainer):
+        few_labels: FewLabels | None = None
+
         @classmethod
         def test(cls, cfg: Any, model: nn.Module, evaluators: Any = None) -> dict[str, Any]:
             if evaluate is None:
@@ -102,7 +114,8 @@ def trainer_class(evaluate: Evaluate | None) -> Any:
 
         @classmethod
         def build_train_loader(cls, cfg: Any) -> RememberedBatches:
-            return RememberedBatches(training_loader(cfg))
+            own = batches and Batches(batches, cfg.SOLVER.IMS_PER_BATCH // world_size())
+            return RememberedBatches(own or training_loader(cfg))
 
         @classmethod
         def build_optimizer(cls, cfg: Any, model: nn.Module) -> torch.optim.Optimizer:
@@ -122,6 +135,18 @@ def trainer_class(evaluate: Evaluate | None) -> Any:
                     f"images {images}; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS, or look at these images' "
                     "annotations"
                 ) from error
+            if self.few_labels is not None:
+                self.few_labels.after_step(self.iter, last=self.iter + 1 == self.max_iter)
+
+        def state_dict(self) -> dict[str, Any]:
+            return dict(super().state_dict()) | (
+                {"few_labels": self.few_labels.state_dict()} if self.few_labels else {}
+            )
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            super().load_state_dict(state)
+            if self.few_labels is not None:
+                self.few_labels.load_state_dict(state["few_labels"])
 
     return Trainer
 

@@ -42,6 +42,12 @@ class BoxHead(nn.Sequential):
             self.outputs = fc_dim
 
 
+def focal_cross_entropy(logits: Tensor, classes: Tensor, gamma: float) -> Tensor:
+    """Mean of cross-entropy times (1 - p)^gamma; logits [R, classes + 1], int64 [R] → scalar."""
+    entropy = F.cross_entropy(logits, classes, reduction="none")
+    return ((1 - torch.exp(-entropy)) ** gamma * entropy).mean()
+
+
 class BoxPredictor(nn.Module):
     """Scores and offsets of each region (Fast R-CNN, arXiv 1504.08083); the last class is background.
 
@@ -83,8 +89,7 @@ class BoxPredictor(nn.Module):
         classes = torch.cat([p.classes for p in proposals])
         loss_cls = F.cross_entropy(logits, classes, reduction="mean") if len(classes) else logits.sum() * 0.0
         if self.focal_gamma and len(classes):
-            entropy = F.cross_entropy(logits, classes, reduction="none")
-            loss_cls = ((1 - torch.exp(-entropy)) ** self.focal_gamma * entropy).mean()
+            loss_cls = focal_cross_entropy(logits, classes, self.focal_gamma)
         loss_box = self._box_loss(offsets, classes, proposals) / max(classes.numel(), 1)
         return {"loss_cls": loss_cls, "loss_box_reg": loss_box * self.box_loss_weight}
 
