@@ -55,7 +55,7 @@ RAY = """
 import subprocess
 class exceptions:
     class RayError(Exception): pass
-    GetTimeoutError = TaskCancelledError = RayTaskError = RayError
+    GetTimeoutError = ActorUnavailableError = TaskCancelledError = RayTaskError = RayError
 class Made:
     def __init__(self, what): self.what = what
     def options(self, **words): return self

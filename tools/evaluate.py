@@ -134,13 +134,15 @@ def _refuse(found: Refusals, *, elsewhere: bool) -> None:
 
 def _engine(args: argparse.Namespace, output: Path) -> Executor | None:
     """The engine of --on, or of --slurm; None for this machine. InputError for options that do not go together."""
-    on = args.on or ("slurm" if args.slurm else "local")
+    on = args.on if args.on is not None else "slurm" if args.slurm else "local"
     if args.slurm and on != "slurm":
         raise InputError(f"expected --slurm or --on {on}, found both; leave one out")
     options = _sbatch_options(args, on)
     apart = [name for name, asked in (("--shard", args.shard is not None), ("--export", args.export)) if asked]
     if on != "local" and apart:
         raise InputError(f"expected {apart[0]} for processes of this machine, found it with --on {on}; leave one out")
+    if len(apart) > 1:
+        raise InputError("expected --export, which numbers its shards, or --shard, found both; leave one out")
     if on == "local" and args.cancel:
         raise InputError("expected --cancel with --on ENGINE, found it without; Ctrl-C ends a suite on this machine")
     if on == "local":
@@ -278,7 +280,9 @@ def _show_seeds(args: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )  # --export repeats the words
     add = parser.add_argument
     add("--weights", nargs="+", default=[], metavar="CKPT",
                       help="checkpoints, run folders, random-of:CKPT, pixels; none if a suite pretrains")  # fmt: skip

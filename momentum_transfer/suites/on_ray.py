@@ -104,7 +104,7 @@ class Ray:
             yield
         except errors.RayTaskError:  # our own, in the actor
             raise
-        except errors.GetTimeoutError as error:
+        except (errors.GetTimeoutError, errors.ActorUnavailableError) as error:  # whose node died, and which comes back
             raise InputError(f"expected an answer of Ray within {_PATIENCE:.0f} s, found none.") from error
         except (errors.RayError, ConnectionError) as error:
             raise Stopped(

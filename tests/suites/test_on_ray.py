@@ -168,7 +168,7 @@ def test_two_drivers_of_one_suite_are_refused_and_no_cluster_is_one_line(tmp_pat
 
 def test_without_its_head_the_driver_ends_in_one_line_and_another_cluster_goes_on(tmp_path):
     output = tmp_path / "out"
-    jobs = jobs_of(counting_suite(tmp_path, 4, 60), output)
+    jobs = jobs_of(counting_suite(tmp_path, 4, 150), output)
     with cluster_of(1) as made:
         engine = Ray(Setup(output, made.address))
 

@@ -37,7 +37,8 @@ class StandIn(types.ModuleType):
         self.asked: list[dict] = []
         self.actors: dict[str, object] = {}
         base = type("RayError", (Exception,), {})
-        errors = {name: type(name, (base,), {}) for name in ("GetTimeoutError", "TaskCancelledError", "RayTaskError")}
+        names = ("GetTimeoutError", "ActorUnavailableError", "TaskCancelledError", "RayTaskError")
+        errors = {name: type(name, (base,), {}) for name in names}
         self.exceptions = types.SimpleNamespace(RayError=base, **errors)
 
     def init(self, address, **_) -> None:
@@ -147,3 +148,20 @@ def test_no_cluster_and_one_that_goes_away_are_one_line(tmp_path: Path, ray: Sta
     for ours in (ZeroDivisionError(), ray.exceptions.RayTaskError()):  # faults of this project are not taken for Ray's
         with pytest.raises(type(ours)):
             fail(ours)
+
+
+def test_an_actor_that_is_being_made_again_is_asked_again(tmp_path: Path, ray: StandIn, monkeypatch, caplog):
+    engine, true, asked = executor_class("ray")(Setup(tmp_path / "out")), ray.get, []
+
+    def get(ref, timeout=None):
+        asked.extend([ref] if isinstance(ref, list) else [])  # the states, not the end of a task
+        if isinstance(ref, list) and len(asked) == 2:  # the first look after the submission
+            raise ray.exceptions.ActorUnavailableError("restarting")
+        return true(ref)
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr("momentum_transfer.suites.executors.time.sleep", lambda _: None)
+    with caplog.at_level("WARNING", "momentum_transfer"):
+        (outcome,) = run_on(engine, jobs_of(tmp_path, {}), tmp_path / "out", gpus=0, poll=0.0)
+    assert outcome.well
+    assert "expected an answer of Ray within 120 s, found none. Asking again." in caplog.text

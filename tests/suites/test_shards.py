@@ -258,6 +258,9 @@ def test_what_is_exported_is_this_command_and_shards_meet_no_engine(tmp_path: Pa
         (("--cancel",), "expected --cancel with --on ENGINE"),
         (("--slurm", "--on", "ray"), "expected --slurm or --on ray, found both"),
         (("--shard", "3/2"), "expected --shard K/N with K from 1 to N"),
+        (("--shard", "1/2", "--export", "k8s"), "expected --export, which numbers its shards, or --shard, found both"),
+        (("--exp", "k8s"), "unrecognized arguments: --exp"),
+        (("--on", ""), "expected --on local, slurm, ray or NAME:ADDRESS, found ''"),
     ):
         refused = run_tool("evaluate", *words_, *more)
         assert refused.returncode == 2
