@@ -174,7 +174,8 @@ def test_without_its_head_the_driver_ends_in_one_line_and_another_cluster_goes_o
 
         def kill() -> None:
             wait_for(lambda: len(traces(output)) >= 1)
-            made.remove_node(made.head_node, allow_graceful=False)
+            head, made.head_node = made.head_node, None  # remove_node refuses the node that the driver happens to be at
+            head.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
         threading.Thread(target=kill).start()
         with pytest.raises(Stopped, match=r"Ray gave no answer .*begin one again; finished work is kept"):
