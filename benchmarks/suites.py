@@ -54,8 +54,8 @@ with open(os.path.join(output, "results.jsonl"), "w") as records:
 RAY = """
 import subprocess
 class exceptions:
-    class GetTimeoutError(Exception): pass
-    class TaskCancelledError(Exception): pass
+    class RayError(Exception): pass
+    GetTimeoutError = ActorUnavailableError = TaskCancelledError = RayTaskError = RayError
 class Made:
     def __init__(self, what): self.what = what
     def options(self, **words): return self

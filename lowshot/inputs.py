@@ -21,7 +21,7 @@ from momentum_transfer.core.log import warn
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.digits import digit_variant
 from momentum_transfer.images.labelled_images import LabelledImages, VocImages
-from momentum_transfer.images.published import published_counts
+from momentum_transfer.images.published_counts import published_counts
 from momentum_transfer.images.subsets import Selected, select, stratified_split
 from momentum_transfer.images.views import MEAN, STD, eval_transform
 from momentum_transfer.lowshot.augment import SeededView, WeakAndStrong, weak_view

@@ -33,6 +33,7 @@ from momentum_transfer.core.command import above_0, at_least, own_file, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, weights_name, write_text
 from momentum_transfer.core.log import say, table, warn
+from momentum_transfer.core.loggers import suite_run
 from momentum_transfer.core.shipped import started, typed, workplace
 from momentum_transfer.core.urls import copy_out
 from momentum_transfer.suites.attempt import Outcome, alone
@@ -74,6 +75,9 @@ def main(args: argparse.Namespace) -> None:
     engine = _engine(args, output)
     shared = Shared()
     jobs = plan(suite, weights, output, args.preset, shared.backbone)
+    if args.cancel and engine is not None:
+        say(f"cancelled: {counted(cancel(engine, jobs, output), 'task')}")
+        return
     _check_pretrainings(suite)
     for name in (name for name in NO_FILES if name in weights):
         if (left_out := len(suite.tasks) - sum(job.weights == name for job in jobs)) > 0:
@@ -82,18 +86,16 @@ def main(args: argparse.Namespace) -> None:
     costs = expected(jobs, gpus, read_measured(args.measured) if args.measured else None)
     if args.dry_run:
         show_plan(jobs, costs, gpus, args.price)
-    _refuse(preflight(jobs, TOOLS, output, shared), elsewhere=engine is not None or bool(args.export))
+    found = preflight(jobs, TOOLS, output, shared)
+    if several := [job for job in jobs if job.task.nodes > 1 and not job.done() and (shard or args.export)]:
+        found["nodes", "a shard runs on one node; --on slurm and --on ray take several"] = several
+    _refuse(found, elsewhere=engine is not None or bool(args.export))
     if args.dry_run:
         return
     if args.export:
         _export(args, output, place, jobs, gpus)
         return
-    from momentum_transfer.core.loggers import suite_run  # here, because it imports torch, which takes seconds
-
     with alone(output) if shard is None else contextlib.nullcontext() as lock, suite_run(output):
-        if args.cancel and engine is not None:
-            say(f"cancelled: {counted(cancel(engine, jobs, output), 'task')}")
-            return
         suite.write_description(output)
         write_plan(output, jobs, costs)
         if engine is not None:
@@ -132,13 +134,15 @@ def _refuse(found: Refusals, *, elsewhere: bool) -> None:
 
 def _engine(args: argparse.Namespace, output: Path) -> Executor | None:
     """The engine of --on, or of --slurm; None for this machine. InputError for options that do not go together."""
-    on = args.on or ("slurm" if args.slurm else "local")
+    on = args.on if args.on is not None else "slurm" if args.slurm else "local"
     if args.slurm and on != "slurm":
         raise InputError(f"expected --slurm or --on {on}, found both; leave one out")
     options = _sbatch_options(args, on)
     apart = [name for name, asked in (("--shard", args.shard is not None), ("--export", args.export)) if asked]
     if on != "local" and apart:
         raise InputError(f"expected {apart[0]} for processes of this machine, found it with --on {on}; leave one out")
+    if len(apart) > 1:
+        raise InputError("expected --export, which numbers its shards, or --shard, found both; leave one out")
     if on == "local" and args.cancel:
         raise InputError("expected --cancel with --on ENGINE, found it without; Ctrl-C ends a suite on this machine")
     if on == "local":
@@ -276,7 +280,9 @@ def _show_seeds(args: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )  # --export repeats the words
     add = parser.add_argument
     add("--weights", nargs="+", default=[], metavar="CKPT",
                       help="checkpoints, run folders, random-of:CKPT, pixels; none if a suite pretrains")  # fmt: skip

@@ -9,6 +9,7 @@ same run of each. ``step`` is the number of steps done.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.core import distributed, records
+from momentum_transfer.core import records
 from momentum_transfer.core.errors import InputError, extra, one_line
 from momentum_transfer.core.files import append_whole, naming, write_text
 from momentum_transfer.core.log import warn
@@ -133,6 +134,13 @@ class _MLflow:
             self._lost = True
             warn(f"MLflow: {one_line(error, 200)}; nothing is lost: metrics and records are in {self._folder} too")
 
+    def logged(self, otherwise: int) -> int:
+        """How many of a suite's records the run holds; ``otherwise`` where the store does not answer."""
+        try:
+            return int(self.client.get_run(self.id).data.metrics.get("records", 0))
+        except Exception:  # `_send` will say it
+            return otherwise
+
     def close(self, *, failed: bool = False, files: Sequence[str] = ("config.yaml", "metrics.jsonl")) -> None:
         self._send(*(self._folder / name for name in files if (self._folder / name).is_file()))
         with contextlib.suppress(Exception):  # `_send` has said it
@@ -144,28 +152,45 @@ def suite_run(folder: Path) -> Iterator[None]:
     """Where MLflow is switched on: one run for a suite's folder, whose children the runs of tasks in the block are.
 
     At the end it gets the new records as metrics, repetitions as steps, with ``results.jsonl`` and the page. The same
-    suite, run again, goes on in it.
+    suite, run again, goes on in it; so do its shards.
     """
     if not os.environ.get(_STORE):
         yield
         return
-    run, results = _MLflow(folder, first_step=1), folder / "results.jsonl"
-    logged = int(run.client.get_run(run.id).data.metrics.get("records", 0))
+    with _in_turn(folder):
+        run, results = _MLflow(folder, first_step=1), folder / "results.jsonl"
+        logged = run.logged(0)
     os.environ[_PARENT] = run.id
     failed = True
     try:
         yield
         failed = False
     finally:
-        del os.environ[_PARENT]
-        found = records.read(results)[0] if results.is_file() else []
-        for record in found[logged:]:
-            about = (record["checkpoint"].get("name"), record.get("network"), record["task"], record.get("protocol"))
-            name = "/".join(str(one) for one in (*about, record["metric"]) if one)
-            value = math.nan if record["value"] is None else record["value"]
-            run.write(int(record.get("trial") or 0), {name: value})
-        run.write(0, {"records": len(found)})
-        run.close(failed=failed, files=(results.name, "report.html"))
+        os.environ.pop(_PARENT, None)
+        with _in_turn(folder):
+            found = records.read(results)[0] if results.is_file() else []
+            for record in found[run.logged(logged) :]:
+                about = (
+                    record["checkpoint"].get("name"),
+                    record.get("network"),
+                    record["task"],
+                    record.get("protocol"),
+                )
+                name = "/".join(str(one) for one in (*about, record["metric"]) if one)
+                value = math.nan if record["value"] is None else record["value"]
+                run.write(int(record.get("trial") or 0), {name: value})
+            run.write(0, {"records": len(found)})
+            run.close(failed=failed, files=(results.name, "report.html"))
+
+
+@contextlib.contextmanager
+def _in_turn(folder: Path) -> Iterator[None]:
+    """One shard of a suite at a time, where the file system has locks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".mlflow.lock", "a", encoding="utf-8") as stream:
+        with contextlib.suppress(OSError):
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -198,6 +223,8 @@ class Metrics:
     """Writes metrics to ``folder`` and the loggers, on rank 0 only; lines after ``first_step`` are removed."""
 
     def __init__(self, folder: str | Path, first_step: int = 0) -> None:
+        from momentum_transfer.core import distributed  # here, because it imports torch, which takes seconds
+
         self.path = Path(folder) / "metrics.jsonl"
         self._stream: Any = None
         self._loggers: list[Logger] = []

@@ -1,12 +1,11 @@
-"""Published data sets: those that torchvision downloads, those to get yourself, and the sizes of test sets.
+"""Published data sets: those that torchvision downloads, and those to get yourself.
 
 torchvision fetches from the addresses of the data sets' authors and compares every archive with its published MD5.
 COCO and LVIS come in parts of many gigabytes, ImageNet and Cityscapes need a login and accepted terms: of them a folder
-is only checked for missing parts. A test set is recognised by its counts of images and classes, not by its title.
+is only checked for missing parts.
 """
 
 import os
-import re
 import shutil
 import urllib.error
 from collections.abc import Callable
@@ -207,37 +206,3 @@ def _problem(root: Path, part: Part) -> str:
             flat = " (its files are not in class folders: move each into its class's)" if files and not folders else ""
             return f"{folders} class folders of {part.classes}{flat}"
     return "" if files == part.count else f"{files:,} files of {part.count:,}"
-
-
-#: Images and classes of each, as published.
-_COUNTS = {
-    "ImageNet val": (50_000, 1000),
-    "COCO val2017": (5000, 80),
-    "LVIS v0.5 val": (5000, 1230),
-    "LVIS v1 val": (19_809, 1203),
-    "VOC07 test": (4952, 20),
-    "Cityscapes val": (500, 19),
-    "STL-10 test": (8000, 10),
-    "iNaturalist": (24_426, 8142),
-    "CIFAR-10": (10_000, 10),
-    "CIFAR-100": (10_000, 100),
-}
-
-#: Words of dataset names that do not distinguish data sets.
-_NOISE = {"test", "val", "validation", "train", "trainval", "minival", "fine", "sem", "seg"}
-
-
-def same_dataset(one: str, other: str) -> bool:
-    """Whether two names mean one set: ``VOC07 test`` and ``voc_2007_test`` do."""
-    return bool(_words(one)) and _words(one) == _words(other)
-
-
-def published_counts(name: str) -> tuple[int, int] | None:
-    """Images and classes of the published set that a name means; None if unknown."""
-    return next((counts for known, counts in _COUNTS.items() if same_dataset(known, name)), None)
-
-
-def _words(name: str) -> list[str]:
-    words = re.findall(r"[a-z]+|[0-9]+", name.lower())
-    words = [f"20{word}" if re.fullmatch("0[0-9]|1[0-9]", word) and "voc" in words else word for word in words]
-    return sorted(word for word in words if word not in _NOISE)

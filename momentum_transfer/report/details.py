@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from momentum_transfer.images.published import published_counts, same_dataset
+from momentum_transfer.images.published_counts import published_counts, same_dataset
 from momentum_transfer.report import tables
 from momentum_transfer.report.aggregate import Measure
 from momentum_transfer.report.differences import Comparisons

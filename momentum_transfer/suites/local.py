@@ -127,16 +127,11 @@ class _Run:
 
     def end_running(self) -> None:
         """Ask the running tasks to stop, give them time to save, then insist."""
-        for task in self.running.values():
-            if task.process.poll() is None:
-                task.process.terminate()
-        for task in self.running.values():
-            try:
-                task.process.wait(timeout=120)
-            except subprocess.TimeoutExpired:
-                task.process.kill()
-                task.process.wait()
-            task.outcome()
+        with contextlib.ExitStack() as ends:  # of each, whatever becomes of the others
+            for task in self.running.values():
+                if task.process.poll() is None:
+                    task.process.terminate()
+                ends.callback(task.end)
 
 
 @dataclass(frozen=True)
@@ -148,6 +143,14 @@ class _Running:
     began: float
     spent: float
     held: contextlib.ExitStack
+
+    def end(self) -> None:
+        try:
+            self.process.wait(timeout=120)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.outcome()
 
     def outcome(self) -> Outcome:
         """Note and log how it ended."""
@@ -167,10 +170,10 @@ def _take(job: Job, held: contextlib.ExitStack) -> int | None:
     claim = job.folder / f"{_CLAIM}.{number + 1}"
     try:
         with open(claim, "x", encoding="utf-8") as stream:
+            held.callback(claim.unlink, missing_ok=True)  # also where the disk is full
             stream.write(run_lock.signature())
     except FileExistsError:
         return None
-    held.callback(claim.unlink, missing_ok=True)
     try:
         descriptor = held.enter_context(alone(job.folder, patience=0.0, name=JOB_LOCK))
     except InputError:  # an engine's attempt, or a task of a killed run that still saves

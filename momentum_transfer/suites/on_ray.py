@@ -99,13 +99,14 @@ class Ray:
     @contextlib.contextmanager
     def _answering(self) -> Iterator[None]:
         """Stopped where Ray is gone: what runs saves and ends, and no other cluster knows of it."""
+        errors = self.ray.exceptions
         try:
             yield
-        except (ValueError, InputError):
+        except errors.RayTaskError:  # our own, in the actor
             raise
-        except self.ray.exceptions.GetTimeoutError as error:
+        except (errors.GetTimeoutError, errors.ActorUnavailableError) as error:  # whose node died, and which comes back
             raise InputError(f"expected an answer of Ray within {_PATIENCE:.0f} s, found none.") from error
-        except Exception as error:
+        except (errors.RayError, ConnectionError) as error:
             raise Stopped(
                 f"Ray gave no answer ({one_line(error)}); if its head is gone, begin one again; {AGAIN}", 1
             ) from error

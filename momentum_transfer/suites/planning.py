@@ -21,6 +21,7 @@ from typing import Any
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, sha256_of, sha256_of_text, weights_name
 from momentum_transfer.core.log import say, table
+from momentum_transfer.core.loggers import read as read_metrics
 from momentum_transfer.core.records import read
 from momentum_transfer.core.settings import config_files
 from momentum_transfer.core.shipped import COMMAND, find_config, typed, workplace
@@ -244,8 +245,6 @@ def _by_steps(jobs: Sequence[Job]) -> dict[str, tuple[float, float]]:
     for job in jobs:
         state = job.state()
         for file in job.folder.glob("**/metrics.jsonl") if state.get("host") == socket.gethostname() else ():
-            from momentum_transfer.core.loggers import read as read_metrics  # imports torch, which takes seconds
-
             with contextlib.suppress(InputError, LookupError, TypeError, ValueError):  # it has no seconds yet, or never
                 hours = _hours_by_step(read_metrics(file), read_mapping(file.with_name("config.yaml")))
                 found.setdefault(_configs_of(job.command), []).append((hours * int(state.get("gpus", 0)), hours))

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import sys
+import threading
+import time
 import types
 
 import pytest
@@ -151,6 +153,33 @@ def test_a_suite_is_one_mlflow_run_with_its_scores_whose_children_its_tasks_are(
         child = store.get_run((tmp_path / f"task{trial}" / "mlflow_run.txt").read_text().strip())
         assert child.data.tags["mlflow.parentRunId"] == run
     assert [file.path for file in store.list_artifacts(run)] == ["results.jsonl"]
+
+
+def test_shards_that_begin_at_once_are_one_mlflow_run_with_each_score_once(store, tmp_path, monkeypatch):
+    true, begun, barrier = store.__class__.create_run, [], threading.Barrier(3)
+    monkeypatch.setattr(
+        store.__class__, "create_run", lambda *a, **k: begun.append(k) or time.sleep(0.3) or true(*a, **k)
+    )
+
+    def shard() -> None:
+        barrier.wait()
+        with suite_run(tmp_path):
+            barrier.wait()
+            record = records.make_record("knn/k=20", "top1", 50.0, checkpoint={"name": "m3", "sha256": ""})
+            records.append(tmp_path / "results.jsonl", [record])
+            barrier.wait()
+
+    shards = [threading.Thread(target=shard) for _ in range(3)]
+    for one in shards:
+        one.start()
+    for one in shards:
+        one.join()
+    assert len(begun) == 1
+    run = (tmp_path / "mlflow_run.txt").read_text().strip()
+    assert len(store.get_metric_history(run, "m3/knn/k_20/top1")) == len(
+        (tmp_path / "results.jsonl").read_text().splitlines()
+    )
+    assert store.get_run(run).info.status == "FINISHED"
 
 
 def test_a_store_that_goes_away_ends_no_training_and_gets_everything_at_the_end(store, tmp_path, monkeypatch, caplog):

@@ -16,11 +16,10 @@ from momentum_transfer.images.published import (
     Part,
     fetch,
     look,
-    published_counts,
-    same_dataset,
     size,
     there,
 )
+from momentum_transfer.images.published_counts import published_counts, same_dataset
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from PIL import Image
 
 from momentum_transfer.core import records as records_file
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.images.published import same_dataset
+from momentum_transfer.images.published_counts import same_dataset
 from momentum_transfer.report.page import build, make_report, render_csv, render_html, render_markdown
 from momentum_transfer.report.provenance import _block
 from momentum_transfer.report.read_inputs import read_records, read_runs

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.images.published import _COUNTS, published_counts, same_dataset
+from momentum_transfer.images.published_counts import _COUNTS, published_counts, same_dataset
 from momentum_transfer.lowshot import knn, presets
 from momentum_transfer.lowshot.evaluations import ON_IMAGES, percent
 from momentum_transfer.lowshot.svm import lowshot_svm as svm

@@ -124,6 +124,11 @@ def test_what_only_this_machine_lacks_stops_no_plan_for_another(suite, checkpoin
     assert "refused here for data; tasks run elsewhere and go on" in ended.stderr
 
 
+def test_what_is_submitted_is_cancelled_whatever_the_plan_refuses(suite, checkpoint):
+    ended, text = evaluate(suite, checkpoint, "--slurm", "--cancel")
+    assert (ended.returncode, "cancelled: 0 tasks" in text) == (0, True)
+
+
 def test_unreadable_weights_are_refused_for_each_task_with_one_reason(suite):
     broken = suite.parent / "broken.pth"
     broken.write_bytes(b"no checkpoint")

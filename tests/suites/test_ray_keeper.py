@@ -36,8 +36,10 @@ class StandIn(types.ModuleType):
         super().__init__("ray")
         self.asked: list[dict] = []
         self.actors: dict[str, object] = {}
-        errors = {name: type(name, (Exception,), {}) for name in ("GetTimeoutError", "TaskCancelledError")}
-        self.exceptions = types.SimpleNamespace(**errors)
+        base = type("RayError", (Exception,), {})
+        names = ("GetTimeoutError", "ActorUnavailableError", "TaskCancelledError", "RayTaskError")
+        errors = {name: type(name, (base,), {}) for name in names}
+        self.exceptions = types.SimpleNamespace(RayError=base, **errors)
 
     def init(self, address, **_) -> None:
         if address == "nowhere":
@@ -130,6 +132,36 @@ def test_no_cluster_and_one_that_goes_away_are_one_line(tmp_path: Path, ray: Sta
     with pytest.raises(InputError, match=r"expected a Ray cluster at nowhere, found no cluster there at all; begin"):
         executor_class("ray")(Setup(tmp_path, "nowhere"))
     engine = executor_class("ray")(Setup(tmp_path / "out"))
-    monkeypatch.setattr(ray, "get", lambda *_, **__: 1 / 0)
-    with pytest.raises(Stopped, match=r"Ray gave no answer \(division by zero\); if its head is gone, begin one again"):
-        run_on(engine, jobs_of(tmp_path, {}), tmp_path / "out", gpus=0, poll=0.0)
+
+    def fail(error: Exception) -> None:
+        def get(*_, **__):
+            raise error
+
+        monkeypatch.setattr(ray, "get", get)
+        folder = tmp_path / type(error).__name__
+        folder.mkdir()
+        run_on(engine, jobs_of(folder, {}), folder / "out", gpus=0, poll=0.0)
+
+    for gone in (ray.exceptions.RayError("no head"), ConnectionError("no head")):
+        with pytest.raises(Stopped, match=r"Ray gave no answer \(no head\); if its head is gone, begin one again"):
+            fail(gone)
+    for ours in (ZeroDivisionError(), ray.exceptions.RayTaskError()):  # faults of this project are not taken for Ray's
+        with pytest.raises(type(ours)):
+            fail(ours)
+
+
+def test_an_actor_that_is_being_made_again_is_asked_again(tmp_path: Path, ray: StandIn, monkeypatch, caplog):
+    engine, true, asked = executor_class("ray")(Setup(tmp_path / "out")), ray.get, []
+
+    def get(ref, timeout=None):
+        asked.extend([ref] if isinstance(ref, list) else [])  # the states, not the end of a task
+        if isinstance(ref, list) and len(asked) == 2:  # the first look after the submission
+            raise ray.exceptions.ActorUnavailableError("restarting")
+        return true(ref)
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr("momentum_transfer.suites.executors.time.sleep", lambda _: None)
+    with caplog.at_level("WARNING", "momentum_transfer"):
+        (outcome,) = run_on(engine, jobs_of(tmp_path, {}), tmp_path / "out", gpus=0, poll=0.0)
+    assert outcome.well
+    assert "expected an answer of Ray within 120 s, found none. Asking again." in caplog.text

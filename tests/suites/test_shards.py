@@ -1,5 +1,6 @@
 """Shards of a suite: whose turn it is, what a killed one leaves, and the scripts that start them."""
 
+import errno
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ import yaml
 
 from momentum_transfer.core import run_lock
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.suites import local
+from momentum_transfer.suites import local, task
 from momentum_transfer.suites.attempt import JOB_LOCK, alone
 from momentum_transfer.suites.local import run_local
 from momentum_transfer.suites.planning import plan
@@ -143,6 +144,57 @@ def test_of_many_that_come_at_once_one_has_the_job_without_any_locks(tmp_path: P
             stack.close()
 
 
+@pytest.mark.parametrize("when", ["claim", "begin", "end"])
+def test_a_full_disk_ends_a_shard_in_its_error_and_nothing_is_lost_or_done_twice(tmp_path: Path, monkeypatch, when):
+    jobs = jobs_of(tmp_path, {}, {}, {})
+    full, true = OSError(errno.ENOSPC, "No space left on device", str(jobs[1].folder)), task.write_text
+
+    def write(path: Path, text: str) -> None:
+        if path.parent == jobs[1].folder and ("exit_code" in text) == (when == "end"):
+            raise full
+        true(path, text)
+
+    def sign() -> str:
+        raise full
+
+    with monkeypatch.context() as patched:
+        if when == "claim":
+            job = jobs.pop(1)
+            run_local(jobs)
+            jobs.insert(1, job)
+            patched.setattr(run_lock, "signature", sign)
+        else:
+            patched.setattr(task, "write_text", write)
+        with pytest.raises(OSError, match="No space left"):
+            run_local(jobs, parallel=3, shard=Shard(1, 2))
+    assert not list((tmp_path / "out").rglob(".claim.*"))
+    assert not jobs[1].done()
+    assert all(outcome.well for outcome in run_local(jobs, shard=Shard(2, 2)))
+    assert {"word0", "word2"} <= set(words(tmp_path / "out"))
+    assert words(tmp_path / "out").count("word1") == (2 if when == "end" else 1)  # real tools see their record and skip
+
+
+def test_a_second_driver_on_this_machine_is_refused_and_runs_nothing(tmp_path: Path):
+    write_suite(tmp_path, {})
+    words_ = ("--suite", tmp_path / "suite.yaml", "--weights", write_weights(tmp_path)[0], "--gpus", "0")
+    with alone(tmp_path / "out"):
+        ended = run_tool("evaluate", *words_, "--output", tmp_path / "out", "--on", "local")
+    assert ended.returncode == 2
+    assert f"expected to be alone in {tmp_path / 'out'}, found process {os.getpid()}" in ended.stderr
+    assert not (tmp_path / "out/results.jsonl").exists()
+
+
+def test_a_task_on_several_nodes_is_refused_to_shards_before_any_starts(tmp_path: Path):
+    write_suite(tmp_path, {}, {"nodes": 2, "distributed": True})
+    words_ = ("--suite", tmp_path / "suite.yaml", "--weights", write_weights(tmp_path)[0], "--gpus", "0")
+    for more in (("--shard", "1/2"), ("--export", "k8s")):
+        ended = run_tool("evaluate", *words_, "--output", tmp_path / "out", *more)
+        assert ended.returncode == 2
+        assert "a shard runs on one node; --on slurm and --on ray" in " ".join(ended.stdout.split())
+        assert "--skip task1" in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "environment", "shard"),
     [
@@ -206,6 +258,9 @@ def test_what_is_exported_is_this_command_and_shards_meet_no_engine(tmp_path: Pa
         (("--cancel",), "expected --cancel with --on ENGINE"),
         (("--slurm", "--on", "ray"), "expected --slurm or --on ray, found both"),
         (("--shard", "3/2"), "expected --shard K/N with K from 1 to N"),
+        (("--shard", "1/2", "--export", "k8s"), "expected --export, which numbers its shards, or --shard, found both"),
+        (("--exp", "k8s"), "unrecognized arguments: --exp"),
+        (("--on", ""), "expected --on local, slurm, ray or NAME:ADDRESS, found ''"),
     ):
         refused = run_tool("evaluate", *words_, *more)
         assert refused.returncode == 2
