@@ -27,10 +27,11 @@ _SCORE = ("iou_type", "max_dets", "interpolation", "ignore_label")
 
 def main(args: argparse.Namespace) -> None:
     records = all(Path(file).suffix == ".jsonl" for file in args.files)
-    if bool(args.files) == bool(args.outcomes) or (not records and len(args.files) < 3):
-        given = " ".join([*args.files, *args.outcomes]) or "none"
-        raise InputError(f"expected GT A B, two results files (.jsonl) or --outcomes A.csv B.csv, found {given}")
-    truth, files = (None, [*args.files, *args.outcomes]) if records else (args.files[0], args.files[1:])
+    given = [*args.files, *args.outcomes]
+    if bool(args.files) == bool(args.outcomes) or len(given) < (2 if records else 3):
+        what = "expected GT A B, two results files (.jsonl) or --outcomes A.csv B.csv"
+        raise InputError(f"{what}, found {' '.join(given) or 'none'}")
+    truth, files = (None, given) if records else (given[0], given[1:])
     _check_written(args, [file for file in (truth, *files, args.groups) if file])
     say(f"comparing {', '.join(files[1:])} with {files[0]}")
     from momentum_transfer.report.file_verdict import verdict  # here: scipy takes most of a second
@@ -72,13 +73,7 @@ def parser() -> argparse.ArgumentParser:
     add("--outcomes", nargs="+", default=[], metavar="CSV", help="instead: image ids, and values or hits by measure")
     add("--require", action="append", default=[], metavar="RULE",
                      help='"AP >= -0.5" or "AP > 0": the 95%% interval lies there; may be repeated')  # fmt: skip
-    add(
-        "--measure",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="compare this one; may be repeated (default: all)",
-    )
+    add("--measure", action="append", default=[], metavar="NAME", help="compare this one; repeatable (default: all)")
     add("--method", action="append", default=[], metavar="NAME=CKPT,CKPT",
                     help="results files: pretrainings of one method")  # fmt: skip
     add("--groups", metavar="CSV", help="images and their films, patients or sites, which are resampled whole")

@@ -85,7 +85,7 @@ def _by_folder(level: str, names: Sequence[Sequence[str]], where: str) -> list[s
 def _by_name(groups: Mapping[str, Any], names: Sequence[Sequence[str]], where: str) -> list[Any]:
     called = [[name for name in dict.fromkeys(each) if name in groups] for each in names]
     if missing := [each[0] for each, own in zip(names, called, strict=True) if not own]:
-        found = f"none of {len(missing)}, first {shown(missing[0])}"
+        found = f"{len(missing)} of {len(called)} absent, first {shown(missing[0])}"
         raise InputError(f"expected every test image in {where}, found {found}")
     used = Counter(own[0] for own in called)
     if twice := [name for name, count in used.items() if count > 1]:

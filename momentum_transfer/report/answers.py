@@ -93,11 +93,11 @@ def sentences(comparisons: Comparisons) -> list[str]:
 
 def _pairs(results: Results) -> list[tuple[str, str, str]]:
     """(checkpoint, baseline, what that is called); where they are too many, against the first kind of baseline only."""
-    bases = {kind: name for kind in _KINDS if (name := results.baseline(kind))}
-    pairs = [(name, kind) for name in tables.evaluated(results) for kind in bases if name != bases[kind]]
+    pairs = tables.compared(results, _KINDS)
     if len(pairs) > _SENTENCES:
-        pairs = [(name, kind) for name, kind in pairs if kind == next(iter(bases))]
-    return [(name, bases[kind], _KINDS[kind]) for name, kind in pairs]
+        pairs = [pair for pair in pairs if pair[1] == pairs[0][1]]
+    pairs = sorted(pairs, key=lambda pair: results.checkpoints.index(pair[0]))
+    return [(name, base, _KINDS[results.kinds[base]]) for name, base in pairs]
 
 
 def _best(results: Results) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from momentum_transfer.core import records
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.report import tables
 from momentum_transfer.report.aggregate import BASELINES, Cell, Measure, Results
 from momentum_transfer.verdicts.comparison import Comparison, ItemEvidence, compare
 from momentum_transfer.verdicts.corrections import verdicts
@@ -75,9 +76,9 @@ class Comparisons:
 
         The correction is over all headline measures of every checkpoint against every baseline: what the page says.
         """
-        pairs = self._pairs if (name, base) in self._pairs else [(name, base)]
-        if pairs[0] not in self._words:
-            cells = self.results.cells
+        if (name, base) not in self._words:
+            cells, pairs = self.results.cells, tables.compared(self.results, BASELINES)
+            pairs = pairs if (name, base) in pairs else [(name, base)]
             family = [(one, *pair) for pair in pairs for one in self.results.headlines()
                       if all(each in cells[one] for each in pair)]  # fmt: skip
             self._words.update({pair: {} for pair in pairs})
@@ -89,13 +90,6 @@ class Comparisons:
         """Word and corrected p of each (measure, name, base) of a family that is read together."""
         margins = None if self.margin is None else dict.fromkeys(family, self.margin)
         return verdicts({key: self.of(*key) for key in family}, margins)
-
-    @functools.cached_property
-    def _pairs(self) -> list[tuple[str, str]]:
-        kinds = self.results.kinds
-        bases = dict.fromkeys(base for kind in BASELINES if (base := self.results.baseline(kind)))
-        return [(name, base) for name in self.results.checkpoints if kinds[name] in ("", "supervised")
-                for base in bases if name != base]  # fmt: skip
 
     def subject(self, name: str, base: str) -> str:
         """What a verdict on ``name`` and ``base`` is about; a pretraining counted once never reads as a method."""

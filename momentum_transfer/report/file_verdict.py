@@ -19,6 +19,7 @@ import numpy as np
 
 from momentum_transfer.core.errors import InputError, counted, shown
 from momentum_transfer.core.files import weights_name
+from momentum_transfer.images.groups import FILE as IMAGE_GROUPS
 from momentum_transfer.images.groups import read_groups
 from momentum_transfer.report import tables
 from momentum_transfer.report.aggregate import Cell, Measure, Results, aggregate
@@ -152,19 +153,16 @@ class _Verdicts:
             odd = next(iter(score), "kind")
             raise InputError(f"expected {odd} with predictions and their ground truth, found it without")
         if (of_records and groups is not None) or (methods and not of_records):
-            odd = "groups with outcomes or predictions" if of_records else "methods with results files"
+            odd = f"groups with outcomes or predictions (evaluations read {IMAGE_GROUPS} beside the images)"
+            odd = odd if of_records else "methods with results files"
             raise InputError(f"expected {odd}, found {', '.join(called)}")
         if ground_truth is not None:
-            found = _of_predictions(Path(ground_truth), given, called, kind, score)
+            found = _of_predictions(Path(ground_truth), given, called, groups, kind, score)
         elif of_records:
             found = _of_records(given, called, methods or {})
         else:
-            found = _of_outcomes(given, called, chosen)
+            found = _of_outcomes(given, called, groups, chosen)
         labels = _labels(found.results, chosen, [name for name, *_ in requirements])
-        if groups is not None:
-            numbers = read_groups(groups, found.names)
-            found.outcomes = {name: in_groups(side, numbers) for name, side in found.outcomes.items()}
-            found.what += f" in {int(numbers.max()) + 1} groups"
         comparisons = Comparisons(
             found.results, resamples, found.methods, seed=seed, outcomes=found.outcomes, margin=margin
         )
@@ -191,12 +189,11 @@ verdict = _Verdicts()
 
 @dataclass
 class _Given:
-    """What is compared: a column a file, outcomes by file, what each item may be called, pretrainings by file."""
+    """What is compared: a column a file, outcomes by file, pretrainings by file."""
 
     what: str
     results: Results
     outcomes: dict[str, Outcomes] = field(default_factory=dict)
-    names: Sequence[Sequence[str]] = ()
     methods: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
@@ -217,47 +214,52 @@ def _names(given: Sequence[Any]) -> list[str]:
 
 
 def _of_predictions(
-    truth: Path, files: Sequence[Any], called: Sequence[str], kind: str | None, score: Mapping[str, Any]
+    truth: Path, files: Sequence[Any], called: Sequence[str], groups: Any, kind: str | None, score: Mapping[str, Any]
 ) -> _Given:
     kind = kind or kind_of(truth)
     if kind not in KINDS or not set(score) <= set(KINDS[kind]):
         known = "; ".join(f"{name} ({', '.join(settings)})" for name, settings in KINDS.items())
         raise InputError(f"expected a kind and its settings of {known}, found {' '.join([kind, *score])}")
     module = import_module(f"momentum_transfer.transfer.scores.{kind}")
+    read, names = _truth(truth, files[0], kind, score.get("iou_type", "bbox"))
+    items = _items(f"{kind} images of {truth.name}", names, groups)
+    sides = [module.evaluate(read, file, **score) for file in files]
     if kind == "semantic":
-        sides = [module.evaluate(truth, file, **score) for file in files]
         classes = max(side.items.classes for side in sides)  # one side alone may have the highest label
         sides = [side if side.items.classes == classes else module.evaluate(truth, file, classes=classes, **score)
                  for side, file in zip(sides, files, strict=True)]  # fmt: skip
-        images = [image for image, _ in module.pairs(truth, files[0])]
-        ids = [str(image.with_suffix("")).removeprefix(f"{truth}/") for image in images]
     else:
-        from momentum_transfer.transfer.scores.coco_files import load_ground_truth
-
-        read = load_ground_truth(truth, score.get("iou_type", "bbox"), area=kind != "voc")
-        sides = [module.evaluate(read, file, **score) for file in files]
         seen = [np.unique(side.items.image) for side in sides]
         for file, other in zip(files, seen, strict=True):
             if min(len(seen[0]), len(other)) and not len(np.intersect1d(seen[0], other)):
                 raise InputError(f"expected detections in the same images, found {files[0]} and {file} to share none")
+    scores = [{name: value for name, value in side.metrics.items() if name != "mIoU_ground_truth"} for side in sides]
+    return _of_items(*items, [side.items for side in sides], scores, called)
+
+
+def _truth(truth: Path, first: Any, kind: str, iou_type: Any) -> tuple[Any, list[tuple[str, ...]]]:
+    """The ground truth as scores take it, and what each image may be called."""
+    from momentum_transfer.transfer.scores import coco_files, semantic
+
+    read: Any = truth
+    if kind == "semantic":
+        images = [image for image, _ in semantic.pairs(truth, first)]
+        ids = [str(image.with_suffix("")).removeprefix(f"{truth}/") for image in images]
+    else:
+        read = coco_files.load_ground_truth(truth, iou_type, area=kind != "voc")
         images = [Path(str(image.get("file_name", ""))) for image in read.images]
         ids = [str(image["id"]) for image in read.images]
-    names = [(own, str(image), image.name, image.stem) for own, image in zip(ids, images, strict=True)]
-    scores = [{name: value for name, value in side.metrics.items() if name != "mIoU_ground_truth"} for side in sides]
-    return _of_items(f"{kind} images of {truth.name}", [side.items for side in sides], scores, called, names)
-
-
-class _ImageKey(msgspec.Struct):
-    neg_category_ids: Any = None
-
-
-class _ObjectKey(msgspec.Struct):
-    difficult: Any = None
+    return read, [(own, str(image), image.name, image.stem) for own, image in zip(ids, images, strict=True)]
 
 
 class _Keys(msgspec.Struct):
-    images: list[_ImageKey] = []
-    annotations: list[_ObjectKey] = []
+    neg_category_ids: Any = None
+    difficult: Any = None
+
+
+class _Entries(msgspec.Struct):
+    images: list[_Keys] = []
+    annotations: list[_Keys] = []
 
 
 def kind_of(truth: Path) -> str:
@@ -265,7 +267,7 @@ def kind_of(truth: Path) -> str:
     if truth.suffix != ".json":
         return "semantic"
     try:
-        keys = msgspec.json.decode(truth.read_bytes() if truth.is_file() else b"", type=_Keys)
+        keys = msgspec.json.decode(truth.read_bytes() if truth.is_file() else b"", type=_Entries)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return "coco"  # whose reader says what is wrong
     if any(image.neg_category_ids is not None for image in keys.images):
@@ -273,30 +275,39 @@ def kind_of(truth: Path) -> str:
     return "voc" if any(each.difficult is not None for each in keys.annotations) else "coco"
 
 
-def _of_outcomes(given: Sequence[Any], called: Sequence[str], measures: Sequence[str]) -> _Given:
+def _of_outcomes(given: Sequence[Any], called: Sequence[str], groups: Any, measures: Sequence[str]) -> _Given:
     where = [str(each) if isinstance(each, (str, Path)) else name for each, name in zip(given, called, strict=True)]
     tables_read = [read_outcomes(*each, measures) for each in zip(given, where, strict=True)]
     ids, outcomes, scores = paired(where, tables_read)
-    found = _of_items("items", outcomes, scores, called, [(item,) for item in ids])
+    found = _of_items(*_items("items", [(item,) for item in ids], groups), outcomes, scores, called)
     for file, (_, columns) in zip(where, tables_read, strict=True):
         if alone := [name for name in columns if name not in scores[0]]:
             found.results.notices.append(f"not in every file, and left out: {', '.join(map(shown, alone))} of {file}")
     return found
 
 
-def _of_items(
-    what: str, outcomes: Sequence[Outcomes], scores: Sequence[Mapping[str, float]], called: Sequence[str],
-    names: Sequence[Sequence[str]],
-) -> _Given:  # fmt: skip
-    if (count := outcomes[0].images) < FEWEST_ITEMS:
+def _items(what: str, names: Sequence[Sequence[str]], groups: Any) -> tuple[str, np.ndarray | None]:
+    """How many of ``what`` there are, in words, and the group of each; ``names``: all that each may be called."""
+    if (count := len(names)) < FEWEST_ITEMS:
         raise InputError(f"expected at least {FEWEST_ITEMS} {what}, found {count}; fewer do not show how they spread")
+    if groups is None:
+        return f"{count} {what}", None
+    numbers = read_groups(groups, names)
+    return f"{count} {what} in {int(numbers.max()) + 1} groups", numbers
+
+
+def _of_items(
+    what: str, groups: np.ndarray | None, outcomes: Sequence[Outcomes], scores: Sequence[Mapping[str, float]],
+    called: Sequence[str],
+) -> _Given:  # fmt: skip
     cells: dict[Measure, dict[str, Cell]] = {}
     for metric in scores[0]:
         if all(math.isfinite(side[metric]) for side in scores):  # NaN: there is no object of that size
             sides = zip(called, scores, strict=True)
             row = {name: Cell({0: side[metric]}, items={0: {"sha256": name}}) for name, side in sides}
             cells[Measure("", metric, "", "", "")] = row
-    return _Given(f"{count} {what}", _results(called, cells), dict(zip(called, outcomes, strict=True)), names)
+    grouped = [in_groups(side, groups) for side in outcomes]
+    return _Given(what, _results(called, cells), dict(zip(called, grouped, strict=True)))
 
 
 def _of_records(files: Sequence[Any], called: Sequence[str], methods: Mapping[str, Sequence[str]]) -> _Given:

@@ -42,6 +42,8 @@ def read_outcomes(source: Any, where: str, measures: Sequence[str] = ()) -> _Tab
     """
     header, rows = _cells(source, where)
     item, others = _roles(header, rows, where)
+    if absent := [name for name in measures if name not in header]:
+        raise InputError(f"expected a column {absent[0]} in {where}, found {', '.join(header)}")
     ids, columns = _ids(rows, item, where), {}
     for place in others:
         if header[place] not in measures if measures else _called(header[place]) in _LABEL:

@@ -1,7 +1,7 @@
 """Tables of the page as text, for HTML and Markdown alike, and how measures are named and ordered in them."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -137,9 +137,9 @@ def difference_view(change: Comparison | None, word: str | None = None, digits: 
     return CellView(sign + number(change.value, digits), spread, tone=tone, note=for_readers(word or "", change))
 
 
-def compared(results: Results) -> list[tuple[str, str]]:
-    """(checkpoint, baseline) for every checkpoint of interest against random, then against supervised."""
-    bases = [name for kind in ("baseline", "random", "supervised") if (name := results.baseline(kind))]
+def compared(results: Results, kinds: Iterable[str] = ("baseline", "random", "supervised")) -> list[tuple[str, str]]:
+    """(checkpoint, baseline) for every checkpoint of interest against the first kind of baseline, then the next."""
+    bases = [name for kind in kinds if (name := results.baseline(kind))]
     return [(name, base) for base in bases for name in evaluated(results) if name != base]
 
 

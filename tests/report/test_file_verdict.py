@@ -163,6 +163,22 @@ def test_groups_are_resampled_whole(tmp_path: Path):
     assert few.what == "400 items in 4 groups"
 
 
+def test_wrong_groups_and_too_few_images_are_refused_before_anything_is_scored(tmp_path: Path):
+    """The second result file is none, which scoring would find."""
+    truth, good, bad = detections(tmp_path)
+    bad.write_text("no JSON")
+    groups = write(tmp_path / "groups.csv", "0,a\n")
+    with pytest.raises(InputError, match=r"expected every test image in .*groups\.csv"):
+        mt.verdict(good, bad, ground_truth=truth, groups=groups)
+    content = json.loads(truth.read_text())
+    kept = {image["id"] for image in content["images"][:9]}
+    content["images"] = content["images"][:9]
+    content["annotations"] = [each for each in content["annotations"] if each["image_id"] in kept]
+    truth.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"at least 10 coco images of gt\.json, found 9"):
+        mt.verdict(good, bad, ground_truth=truth)
+
+
 def test_groups_may_name_images_by_id_or_by_file(tmp_path: Path):
     truth, *files = detections(tmp_path)
     content = json.loads(truth.read_text())
@@ -364,9 +380,9 @@ def test_a_wrong_table_is_refused_by_its_line(tmp_path: Path, second: str, messa
         ({"resamples": 2}, "100 resamples or more and a seed from 0, found 2 and 0"),
         ({"seed": -1}, "100 resamples or more and a seed from 0, found 1000 and -1"),
         ({"groups": [None] * 25 + list(range(275))}, "a group of every item, found none of some"),
-        ({"groups": {"image 1": 0}}, "every test image in groups, found none of 300, first '0'"),
+        ({"groups": {"image 1": 0}}, "every test image in groups, found 300 of 300 absent, first '0'"),
         ({"groups": {n: None if n == 7 else n // 8 for n in range(300)}}, "a group of every item, found none of some"),
-        ({"measure": "acc"}, "a column of numbers"),
+        ({"measure": "acc"}, "expected a column acc in A, found item, value"),
         ({"methods": {"m": ["a", "b"]}}, "expected methods with results files, found"),
         ({"given": [1e150 * hits(0, 0.5), hits(1, 0.5)]}, "expected a number in value of A, found '1e"),
         ({"given": [np.linspace(0, 1, 300), np.linspace(0, 100, 300)]}, "value in one unit, found fractions in A and"),
@@ -399,7 +415,7 @@ def test_wrong_predictions_are_refused(tmp_path: Path):
     foreign = write(tmp_path / "foreign.json", json.dumps([{**found[0], "image_id": 10**6}]))
     with pytest.raises(InputError, match=r"foreign\.json"):
         mt.verdict(files[0], foreign, ground_truth=truth)
-    with pytest.raises(InputError, match=r"every test image in .*g\.csv, found none of 39"):
+    with pytest.raises(InputError, match=r"every test image in .*g\.csv, found 39 of "):
         mt.verdict(*files, ground_truth=truth, groups=write(tmp_path / "g.csv", f"image,film\n{images[0]},1\n"))
     few = {**content, "images": content["images"][:9], "annotations": []}
     small = [write(tmp_path / f"small{n}.json", json.dumps([{**found[0], "image_id": few["images"][0]["id"]}] * n))
@@ -467,7 +483,7 @@ def test_chosen_columns_alone_are_measures_and_the_family(tmp_path: Path):
     (row,) = mt.verdict(*files, measure="acc").rows
     assert (row.measure, row.p) == ("acc", mt.verdict(a, b).rows[0].change.p)
     assert [row.measure for row in mt.verdict(*files, measure=["acc", "loss"]).rows] == ["acc", "loss"]
-    for asked, message in (({"measure": ["acc", "iou"]}, "a measure of acc, found iou"),
+    for asked, message in (({"measure": ["acc", "iou"]}, "a column iou in .*a.csv, found image id, acc"),
                            ({"measure": "acc", "require": "loss > 0"}, "a measure of acc, found loss")):  # fmt: skip
         with pytest.raises(InputError, match=message):
             mt.verdict(*files, **asked)

@@ -436,4 +436,4 @@ def test_a_file_of_groups_beside_the_test_images_is_kept_with_their_outcomes(low
     assert kept.clusters.tolist() == ["abc".index(groups[name]) for name in sorted(names)]  # in the order of folders
     file.write_text("x.png,a\n", encoding="utf-8")
     assert lowshot(*words, "--results", tmp_path / "other.jsonl") == 2
-    assert "found none of 6, first 'class_0/val_0.png'" in capsys.readouterr().err
+    assert "found 6 of 6 absent, first 'class_0/val_0.png'" in capsys.readouterr().err
