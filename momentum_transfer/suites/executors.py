@@ -124,7 +124,7 @@ def submitted(output: Path, on: str = "") -> dict[str, tuple[str, str]]:
 
 
 def _numbers(number: str, count: int) -> list[str]:
-    return [f"{number}_{index}" for index in range(count)] if count > 1 else [number]
+    return [number] if count == 1 else [f"{number}_{index}" for index in range(count)]
 
 
 def run_on(executor: Executor, jobs: Sequence[Job], output: Path, *, gpus: int, poll: float = 15.0) -> list[Outcome]:

@@ -38,7 +38,7 @@ def test_a_line_has_its_place_in_texts_and_numbers():
         ({"claim": "why?", "compare": [entry()["compare"][0]] * 2}, "of different names"),
         ({**entry(), "lines": [{"title": "t", "x": [], "of": {}}]}, "at least one x"),
         ({**entry(), "lines": [{"title": "t", "x": [1], "of": {"a": {}}}]}, "expected y as TASK METRIC"),
-        (entry(primary=True, expected="better", margin=1), "expected of ahead, behind, equal, a margin, and the seeds"),
+        (entry(primary=True, expected="better", margin=1), "expected of better, worse, equal, a margin, and the seeds"),
         ({**entry(primary=True, expected="better"), "seeds": 8}, "found 'better', None and 8"),
         ({**entry(), "checks": [{"name": "c", "below": 1}]}, "either a curve and a step, or first"),
         ({**entry(), "checks": [{"name": "c", "curve": "loss"}]}, "above, below or both"),

@@ -78,7 +78,9 @@ def ran(suite: Path, *words: object) -> str:
 def test_what_was_packed_gives_the_same_table_and_cells_run_again_agree(suite, tmp_path):
     ran(suite, "--table", "--output", tmp_path / "out")
     table = (tmp_path / "out" / "study.md").read_text(encoding="utf-8")
-    assert "| good − bad | 70.0 ± 2.41 (n 3) | 65.0 ± 2.41 (n 3) | +5.00 [+5.00, +5.00] | 0 | better | ahead |" in table
+    assert (
+        "| good − bad | 70.0 ± 2.41 (n 3) | 65.0 ± 2.41 (n 3) | +5.00 [+5.00, +5.00] | 0 | better | better |" in table
+    )
     assert "Check: left (loss below 1.5 at step 30): 6 of 6 runs." in table
     ran(suite, "--pack", "--output", tmp_path / "out")
     shipped = tmp_path / "records" / "mine.tar.xz"

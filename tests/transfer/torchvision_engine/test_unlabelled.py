@@ -143,8 +143,8 @@ def test_settings_without_semi_keep_their_name_and_any_of_semi_changes_it(tmp_pa
     assert identity(plain) != identity(shapes_config("retinanet", tmp_path, "SEMI.LABELLED", "50"))
 
 
-def test_detectron2_leaves_few_labels_to_the_other_engine(tmp_path, monkeypatch):
+def test_detectron2_refuses_of_few_labels_what_only_the_other_engine_does(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    engine = Detectron2Engine()
-    assert engine.unsupported(shapes_config("retinanet", tmp_path)) is None
-    assert "torchvision engine's" in engine.unsupported(shapes_config("retinanet", tmp_path, "SEMI.LABELLED", "50"))
+    few = ("retinanet", tmp_path, "SEMI.LABELLED", "50", "SEMI.TEACHER", "True", "TEST.EVAL_PERIOD")
+    assert Detectron2Engine().unsupported(shapes_config(*few, "0")) is None
+    assert "set TEST.EVAL_PERIOD 0" in Detectron2Engine().unsupported(shapes_config(*few, "5"))
