@@ -1,6 +1,7 @@
 """The house holds: imports go down only and never in circles; each rule lists its offenders."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -30,6 +31,11 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def room_of(name: str) -> str | None:
     """The room of a module (``momentum_transfer.core.log``) or of a file (``pretrain/train.py``)."""
     parts = [part for part in re.split(r"[./]", name) if part != PACKAGE]
@@ -47,7 +53,7 @@ def module_file(name: str) -> str | None:
 def imports(path: Path, tree: ast.AST | None = None) -> set[str]:
     """Names of the modules that a file imports, at the top, within functions or for type checking alone."""
     found: set[str] = set()
-    tree = tree if tree is not None else ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree if tree is not None else parsed(path)
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -93,7 +99,7 @@ def test_every_room_at_the_top_is_a_link_in_the_package():
 
 def test_the_front_door_names_what_is_there_and_nobody_inside_goes_through_it():
     """momentum_transfer/__init__.py names modules of all rooms: it counts as roof."""
-    door = ast.parse((ROOT / PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    door = parsed(ROOT / PACKAGE / "__init__.py")
     table = next(
         node for node in door.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_PUBLIC"
     )
@@ -105,7 +111,7 @@ def test_the_front_door_names_what_is_there_and_nobody_inside_goes_through_it():
     assert at_run == {"importlib", "typing", "momentum_transfer.core.versions"}
     through = []
     for path in product_files():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Import):
                 through += [relative(path) for alias in node.names if alias.name == PACKAGE]
             elif isinstance(node, ast.ImportFrom) and node.module == PACKAGE:
@@ -121,7 +127,7 @@ def test_importing_a_room_sets_no_environment_variable_filters_no_warning_and_pr
     for path in product_files():
         if room_of(relative(path)) == "tools":
             continue
-        body = ast.parse(path.read_text(encoding="utf-8")).body
+        body = parsed(path).body
         statements = [node for node in body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))]
         found += [relative(path) for node in statements if re.search(acts, ast.unparse(node).partition('"""')[0])]
     assert not found
@@ -158,7 +164,7 @@ def test_only_one_folder_imports_detectron2_and_only_when_it_runs():
     assert {relative(path.parent) for path in users} == {"transfer/detectron2_engine"}
     early = []
     for path in users:
-        body = ast.parse(path.read_text(encoding="utf-8")).body
+        body = parsed(path).body
         at_import = "\n".join(ast.unparse(node) for node in body if isinstance(node, (ast.Import, ast.ImportFrom)))
         early += [relative(path)] if re.search(r"^(?:from|import) detectron2", at_import, re.M) else []
     assert not early
@@ -216,7 +222,7 @@ def test_docstrings_name_only_files_that_are_there():
     files = {relative(path) for path in product_files()}
     absent = []
     for path in product_files():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
         texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
         for name in re.findall(r"``([\w/]+\.py)``", "\n".join(texts)):

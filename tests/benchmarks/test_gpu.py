@@ -8,6 +8,7 @@ from benchmarks import gpu
 from tests.tools.in_process import run_tool
 
 
+@pytest.mark.slow
 def test_a_rehearsed_part_prints_its_table_and_its_outcome(tmp_path):
     done = run_tool("benchmarks/gpu", "--tiny", "--parts", "svm", "--output", tmp_path)
     assert done.returncode == 0, done.stderr

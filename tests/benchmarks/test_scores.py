@@ -4,7 +4,12 @@ from tests.tools.in_process import run_tool
 
 
 @pytest.mark.parametrize(
-    ("workload", "reference"), [("boxes", "pycocotools"), ("masks", "pycocotools"), ("lvis", "lvis-api")]
+    ("workload", "reference"),
+    [
+        ("boxes", "pycocotools"),
+        pytest.param("masks", "pycocotools", marks=pytest.mark.slow),
+        pytest.param("lvis", "lvis-api", marks=pytest.mark.slow),
+    ],
 )
 def test_the_benchmark_finds_no_difference_from_the_reference(workload: str, reference: str):
     done = run_tool("benchmarks/scores", workload, "--images", 4)

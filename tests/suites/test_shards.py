@@ -44,6 +44,7 @@ def jobs_of(folder: Path, *tasks: dict) -> list[Job]:
     return plan(load_suite(write_suite(folder, *tasks)), write_weights(folder)[:1], folder / "out")
 
 
+@pytest.mark.slow
 def test_three_shards_of_which_one_is_killed_have_the_records_of_one_process(tmp_path: Path):
     suite, output = counting_suite(tmp_path, 24, 3), tmp_path / "out"
     run_local(plan(load_suite(suite), ["pixels"], tmp_path / "alone"), parallel=8)

@@ -130,6 +130,7 @@ def test_configs_are_found_by_name_and_by_path_and_unknown_ones_get_their_neighb
     )
 
 
+@pytest.mark.slow
 def test_suites_are_planned_with_commands_that_can_be_typed(run: Shell):
     said = run("evaluate", "--weights", "pixels", "--suite", "configs/suites/smoke.yaml", "--dry-run")
     assert "$ momentum-transfer lowshot knn --config configs/smoke/lowshot_digits.yaml --weights pixels" in said

@@ -192,7 +192,13 @@ def test_mixed_precision_trains_in_bfloat16(tmp_path):
     assert {value.dtype for value in state.values()} <= {torch.float32, torch.int64}
 
 
-@pytest.mark.parametrize("detector", OVERFIT)
+@pytest.mark.parametrize(
+    "detector",
+    [
+        pytest.param(one, marks=pytest.mark.slow) if one in ("mask_rcnn_4conv1fc", "mask_rcnn_c4") else one
+        for one in OVERFIT
+    ],
+)
 def test_each_detector_overfits_four_scenes(detector, tmp_path):
     iterations, *least = OVERFIT[detector]
     settings = ["SOLVER.IMS_PER_BATCH", "4", "SOLVER.MAX_ITER", str(iterations), "SOLVER.STEPS", f"({iterations - 8},)"]
