@@ -323,8 +323,8 @@ def _of_records(files: Sequence[Any], called: Sequence[str], methods: Mapping[st
         columns = [each for each in found.checkpoints if not found.kinds[each]] or found.checkpoints
         if len(columns) != 1 or problems:
             odd = ", ".join(problems[:1] or columns)
-            todo = "say which are of one method (--method NAME=CKPT,CKPT), or take `report`"
-            raise InputError(f"expected whole records of one checkpoint in {file}, found {odd}; {todo}")
+            advice = "say which are of one method (--method NAME=CKPT,CKPT), or take `report`"
+            raise InputError(f"expected whole records of one checkpoint in {file}, found {odd}; {advice}")
         notices += found.notices
         of_method |= {name: own[columns[0]]} if columns[0] in own else {}
         for measure in tables.headline_order(found):

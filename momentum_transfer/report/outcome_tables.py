@@ -55,10 +55,10 @@ def read_outcomes(source: Any, where: str, measures: Sequence[str] = ()) -> _Tab
             continue
         for value, (line, row) in zip(values, rows, strict=True):
             if value is None or not abs(value) < _HUGE:
-                todo = "write decimal points" if commas else "give it a value, or leave that item out everywhere"
+                advice = "write decimal points" if commas else "give it a value, or leave that item out everywhere"
                 raise InputError(
                     f"expected a number in {header[place]} of {where}, found {shown(row[place])} in line {line} "
-                    f"(item {row[item]}); {todo}"
+                    f"(item {row[item]}); {advice}"
                 )
         columns[header[place]] = np.array(values, dtype=np.float64)
     if not columns:

@@ -1,4 +1,4 @@
-"""A module of one's own as a backbone: which of its maps are which stage, what its images are, what is refused."""
+"""A custom module as a backbone: the stage of each map, the range of its images, and what is refused."""
 
 import sys
 

@@ -1,6 +1,6 @@
 """The torchvision engine: Detectron2's computation from torchvision's parts, without Detectron2."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,10 @@ def build_training(cfg: CfgNode, detector: Detector, position: Position) -> Trai
     scaler = torch.amp.GradScaler(detector.device.type, enabled=half)
     autocast = getattr(torch, s.AMP.PRECISION) if s.AMP.ENABLED else None
     teacher = MeanTeacher(detector.train(), cfg.SEMI) if cfg.SEMI.TEACHER else None
-    rate = lambda step: s.BASE_LR * schedule(step)  # noqa: E731
+
+    def rate(step: int) -> float:
+        return s.BASE_LR * schedule(step)
+
     return Training(detector, optimizer, scaler, rate, position, clipper, autocast, teacher)
 
 
@@ -202,10 +205,13 @@ def _finetune(experiment: Experiment, seed: int, out_dir: Path, resume: bool, sc
             last, detector, training.optimizer, training.scaler, cfg, teacher=network
         )
         say(f"going on after iteration {training.position.step} of {last}")
-    result: Callable[[], Detector] = lambda: detector  # noqa: E731
     if teacher is not None:
         teacher.begun = training.position.step > cfg.SEMI.BURN_IN
-        result = teacher.result if cfg.SEMI.RESULT == "teacher" else result
+    scored = teacher if cfg.SEMI.RESULT == "teacher" else None
+
+    def result() -> Detector:
+        return detector if scored is None else scored.result()
+
     loader = training_loader(cfg, task, seed, training.position.step, detector)
     evaluate = None
     if score is not None and cfg.TEST.EVAL_PERIOD > 0:
