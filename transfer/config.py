@@ -391,6 +391,11 @@ def few_labels(cfg: CfgNode) -> bool:
     return any(value_of(cfg, key) != one.default for key, one in SETTINGS.items() if key.startswith("SEMI."))
 
 
+def few_data(cfg: CfgNode) -> bool:
+    """Whether both engines train on the torchvision engine's batches: with few labels, and on shots."""
+    return few_labels(cfg) or bool(cfg.FEW_SHOT.NOVEL and cfg.FEW_SHOT.STAGE != "base")
+
+
 def synchronises_on_cpu(cfg: CfgNode) -> bool:
     """Whether BN statistics would be shared between torchrun's processes on a CPU, which torch cannot do."""
     from momentum_transfer.core.devices import runs_on_cpu  # imports torch, which takes seconds

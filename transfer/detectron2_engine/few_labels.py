@@ -1,4 +1,4 @@
-"""Detectron2's detectors with few labels: on the other engine's batches and with its teacher, in Detectron2's loop."""
+"""Detectron2's detectors with few labels or shots: on the other engine's batches, with its teacher and last layers."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from momentum_transfer.core.distributed import is_main
+from momentum_transfer.transfer.torchvision_engine.detectors import LastLayers
 from momentum_transfer.transfer.torchvision_engine.mean_teacher import MeanTeacher, rates
 from momentum_transfer.transfer.torchvision_engine.region_heads import focal_cross_entropy
 from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Detections, Sample
@@ -52,8 +53,14 @@ class Batches:
 
 
 @functools.cache
-def _on_samples(kind: Any) -> Any:
-    class OnSamples(kind):
+def on_samples(kind: Any) -> Any:
+    """A class of Detectron2's detectors that takes samples too."""
+    if issubclass(kind, LastLayers):
+        return kind
+
+    layers: Any = LastLayers
+
+    class OnSamples(layers, kind):
         """Detectron2's detector on samples, as ``torchvision_engine.detectors.Detector`` is; on dicts as ever."""
 
         teacher: Any = None  # a MeanTeacher
@@ -117,16 +124,20 @@ def _focal(kind: Any) -> Any:
     return Focal
 
 
+def box_predictors(model: Any) -> list[Any]:
+    """Those of a two-stage detector, one a stage of a cascade."""
+    predictor = model.roi_heads.box_predictor
+    return list(predictor) if isinstance(predictor, nn.ModuleList) else [predictor]
+
+
 class FewLabels:
     """Lets ``model`` take samples, in place, and is what its training has besides by ``semi``, the section SEMI."""
 
     def __init__(self, model: Any, semi: Any) -> None:
         self.model, self.semi = model, semi
-        model.__class__ = _on_samples(model.__class__)
+        model.__class__ = on_samples(model.__class__)
         if semi.FOCAL_GAMMA and hasattr(model, "roi_heads"):
-            predictor = model.roi_heads.box_predictor
-            stages: list[Any] = list(predictor) if isinstance(predictor, nn.ModuleList) else [predictor]
-            for one in stages:
+            for one in box_predictors(model):
                 one.__class__, one.focal_gamma = _focal(one.__class__), semi.FOCAL_GAMMA
         if semi.TEACHER:
             model.teacher = MeanTeacher(model.train(), semi)

@@ -101,7 +101,9 @@ _RUNS: dict[str, Any] = {"detection": detection_run, "segmentation": semantic_ru
 def build(cfg: CfgNode) -> Detector:
     """The freshly initialised model of a config."""
     detector = build_detector(cfg) if task_name(cfg) == "detection" else semantic_run.build(cfg)
-    return detector.train_last_layers() if cfg.FEW_SHOT.TRAINED == "last" else detector
+    if cfg.FEW_SHOT.TRAINED == "last":
+        detector.train_last_layers()
+    return detector
 
 
 def _trained(cfg: CfgNode, detector: InitialWeights) -> Detector:
@@ -130,7 +132,7 @@ def _predict(cfg: CfgNode, network: Detector, data: Any, out_dir: Path) -> Predi
 def initialise(detector: Detector, initial: InitialWeights) -> Position:
     """Give a fresh detector its weights."""
     if initial.detector:
-        state = initial.detector if initial.places is None else with_class_rows(detector, initial)
+        state = initial.detector if initial.places is None else with_class_rows(export_state(detector), initial)
         load_detector(detector, state, initial.name)
         say(f"weights: the whole detector from {initial.name}")
         return Position(0, tuple(sorted(initial.detector)), ())

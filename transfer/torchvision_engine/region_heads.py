@@ -42,6 +42,17 @@ class BoxHead(nn.Sequential):
             self.outputs = fc_dim
 
 
+class CosineClassifier(nn.Linear):
+    """Float32 cosine similarities with a vector a class, times ``scale`` (TFA, arXiv 2003.06957, section 3)."""
+
+    def __init__(self, inputs: int, outputs: int, scale: float) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * F.linear(F.normalize(x), F.normalize(self.weight)).float()
+
+
 def focal_cross_entropy(logits: Tensor, classes: Tensor, gamma: float) -> Tensor:
     """Mean of cross-entropy times (1 - p)^gamma; logits [R, classes + 1], int64 [R] → scalar."""
     entropy = F.cross_entropy(logits, classes, reduction="none")
@@ -67,7 +78,8 @@ class BoxPredictor(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_classes, self.class_agnostic = num_classes, class_agnostic
-        self.cls_score = nn.Linear(inputs, num_classes + 1, bias=not cosine_scale)
+        classes = num_classes + 1
+        self.cls_score = CosineClassifier(inputs, classes, cosine_scale) if cosine_scale else nn.Linear(inputs, classes)
         self.bbox_pred = nn.Linear(inputs, 4 if class_agnostic else 4 * num_classes)
         normal_fill(self.cls_score, std=0.01)
         normal_fill(self.bbox_pred, std=0.001)
@@ -75,13 +87,9 @@ class BoxPredictor(nn.Module):
         self.box_loss, self.smooth_l1_beta, self.box_loss_weight = box_loss, smooth_l1_beta, box_loss_weight
         self.focal_gamma = focal_gamma
         self.score_threshold, self.nms_threshold, self.detections = score_threshold, nms_threshold, detections
-        self.cosine_scale = cosine_scale
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features [R, inputs] → logits [R, classes + 1], offsets [R, 4 or 4·classes], both float32."""
-        if self.cosine_scale:
-            similarity = F.linear(F.normalize(x), F.normalize(self.cls_score.weight))
-            return self.cosine_scale * similarity.float(), self.bbox_pred(x).float()
         return self.cls_score(x).float(), self.bbox_pred(x).float()
 
     def losses(self, logits: Tensor, offsets: Tensor, proposals: Sequence[Proposals]) -> dict[str, Tensor]:

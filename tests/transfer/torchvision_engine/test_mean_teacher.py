@@ -3,8 +3,6 @@
 import copy
 import dataclasses
 import json
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ from momentum_transfer.transfer.torchvision_engine.mean_teacher import MeanTeach
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
 from momentum_transfer.transfer.torchvision_engine.strong_views import with_strong_view
 from momentum_transfer.transfer.torchvision_engine.structures import Detections, Proposals, Sample, Target
+from tests.process_group import kill_at
 from tests.transfer.torchvision_engine.tiny import shapes_config, tiny_config, tiny_samples, train_tiny
 from tests.two_processes import as_torchrun
 
@@ -52,18 +51,6 @@ def test_with_a_score_that_nothing_reaches_the_student_is_the_supervised_one_bit
     assert not same(weights(alone), weights(labelled))
 
 
-def _train_and_die(cfg, folder, iteration):
-    original = train.Log.add
-
-    def add(self, step, *rest, **times):
-        original(self, step, *rest, **times)
-        if step + 1 == iteration:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    train.Log.add = add
-    train_tiny(TorchvisionEngine(), cfg, 3, folder)
-
-
 @pytest.mark.parametrize(
     ("detector", "norm"),
     [("mask_rcnn", "EMAN"), ("retinanet", "MomentumBN"), pytest.param("fcos", "student", marks=pytest.mark.slow)],
@@ -82,12 +69,7 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(detector, norm, tmp
     ]
     cfg = shapes_config(detector, tmp_path, *words)
     whole = train_tiny(TorchvisionEngine(), cfg, 3, tmp_path / "whole")
-    process = torch.multiprocessing.get_context("fork").Process(
-        target=_train_and_die, args=(cfg, tmp_path / "parts", 3)
-    )
-    process.start()
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
+    kill_at(train.Log, "add", 3, train_tiny, TorchvisionEngine(), cfg, 3, tmp_path / "parts")
     parts = train_tiny(TorchvisionEngine(), cfg, 3, tmp_path / "parts", resume=True)
     assert same(weights(whole), weights(parts))
     ends = [tmp_path / name / "checkpoints/step_0000004.pth" for name in ("whole", "parts")]
