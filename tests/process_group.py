@@ -1,4 +1,4 @@
-"""Run a function in a process of its own that is killed, or a group of its own that is sent signals, as schedulers do."""
+"""Run a function in a process that is killed, or in a process group of its own that is signalled, as schedulers do."""
 
 import os
 import signal

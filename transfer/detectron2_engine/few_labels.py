@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from momentum_transfer.core.distributed import is_main
 from momentum_transfer.transfer.torchvision_engine.detectors import LastLayers
 from momentum_transfer.transfer.torchvision_engine.mean_teacher import MeanTeacher, rates
-from momentum_transfer.transfer.torchvision_engine.region_heads import focal_cross_entropy
+from momentum_transfer.transfer.torchvision_engine.region_heads import region_cross_entropy
 from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Detections, Sample
 
 MakeBatches = Callable[[int], Iterable[list[Sample]]]
@@ -26,6 +26,8 @@ def d2_input(sample: Sample) -> dict[str, Any]:
         given["instances"] = instances = Instances(tuple(sample.image.shape[1:]))
         instances.gt_boxes = Boxes(sample.target.boxes.clone())
         instances.gt_classes = sample.target.classes.clone()
+        if sample.target.reliable is not None:
+            instances.gt_reliable = sample.target.reliable
         if isinstance(masks := sample.target.masks, BitMasks):
             instances.gt_masks = D2BitMasks(masks.bitmaps)
         elif masks is not None:
@@ -87,7 +89,12 @@ def on_samples(kind: Any) -> Any:
             losses = self._behind_backbone(images, features, instances, slice(labelled))
             dense = hasattr(self, "loss_normalizer")
             self.held = dense
+            background = [s.target.background for s in samples[labelled:] if s.target and s.target.background]
+            for predictor in () if dense else box_predictors(self):
+                predictor.background = background
             pseudo = self._behind_backbone(images, features, instances, slice(labelled, None))
+            for predictor in () if dense else box_predictors(self):
+                predictor.background = []
             self.held, images_each = False, labelled / (len(samples) - labelled)
             return losses | {f"{name}_pseudo": loss * (images_each if dense else 1.0) for name, loss in pseudo.items()}
 
@@ -102,6 +109,15 @@ def on_samples(kind: Any) -> Any:
             maps = [features[name] for name in self.head_in_features]
             return self.forward_training(images, maps, self.head(maps), instances)
 
+        def regions(self, features: Any, boxes: Tensor) -> tuple[Tensor, Tensor]:
+            """See ``torchvision_engine.detectors.RCNN``."""
+            from detectron2.structures import Boxes
+
+            heads, predictor = self.roi_heads, self.roi_heads.box_predictor
+            pooled = heads.box_pooler([features[name] for name in heads.box_in_features], [Boxes(boxes)])
+            logits, offsets = predictor(heads.box_head(pooled))
+            return logits.softmax(1), predictor.box2box_transform.apply_deltas(offsets, boxes)
+
         def _ema_update(self, name: str, *value: Any) -> Any:
             """The labelled images' moving count of foreground divides the losses on a teacher's labels too."""
             return getattr(self, name) if self.held else super()._ema_update(name, *value)
@@ -110,18 +126,30 @@ def on_samples(kind: Any) -> Any:
 
 
 @functools.cache
-def _focal(kind: Any) -> Any:
-    class Focal(kind):
-        """Detectron2's box predictor with a focal class loss."""
+def _weighted(kind: Any) -> Any:
+    class Weighted(kind):
+        """Detectron2's box predictor with a focal class loss, and Soft Teacher's weights and choice of boxes."""
+
+        background: Sequence[Any] = ()
+        reliable: Any = None
 
         def losses(self, predictions: Any, proposals: Any) -> dict[str, Tensor]:
+            chosen = [one.gt_reliable for one in proposals if one.has("gt_reliable")]
+            self.reliable = torch.cat(chosen) if chosen else None
             found: dict[str, Tensor] = super().losses(predictions, proposals)
             classes = torch.cat([one.gt_classes for one in proposals])
-            if len(classes):
-                found["loss_cls"] = focal_cross_entropy(predictions[0], classes, self.focal_gamma)
+            weights = [of(one.proposal_boxes.tensor) for of, one in zip(self.background, proposals, strict=False)]
+            if len(classes) and (self.focal_gamma or weights):
+                given = predictions[0], classes, self.focal_gamma, torch.cat(weights) if weights else None
+                found["loss_cls"] = region_cross_entropy(*given)
             return found
 
-    return Focal
+        def box_reg_loss(self, proposal_boxes: Any, gt_boxes: Any, deltas: Any, classes: Tensor) -> Any:
+            if self.reliable is not None:
+                classes = torch.where(self.reliable, classes, self.num_classes)
+            return super().box_reg_loss(proposal_boxes, gt_boxes, deltas, classes)
+
+    return Weighted
 
 
 def box_predictors(model: Any) -> list[Any]:
@@ -136,9 +164,8 @@ class FewLabels:
     def __init__(self, model: Any, semi: Any) -> None:
         self.model, self.semi = model, semi
         model.__class__ = on_samples(model.__class__)
-        if semi.FOCAL_GAMMA and hasattr(model, "roi_heads"):
-            for one in box_predictors(model):
-                one.__class__, one.focal_gamma = _focal(one.__class__), semi.FOCAL_GAMMA
+        for one in box_predictors(model) if hasattr(model, "roi_heads") else ():
+            one.__class__, one.focal_gamma = _weighted(one.__class__), semi.FOCAL_GAMMA
         if semi.TEACHER:
             model.teacher = MeanTeacher(model.train(), semi)
 

@@ -144,6 +144,13 @@ class RCNN(Detector):
         detections, losses = self.roi_heads(features, proposals, targets)
         return detections, losses | proposal_losses
 
+    def regions(self, features: Maps, boxes: Tensor) -> tuple[Tensor, Tensor]:
+        """Class probabilities [R, classes + 1] and refined boxes [R, 4 or 4·classes] of boxes [R, 4] in one image."""
+        heads: Any = self.roi_heads
+        pooled = heads.box_pooler([features[name] for name in heads.levels], [boxes])
+        logits, offsets = heads.box_predictor(heads.box_head(pooled))
+        return logits.softmax(1), heads.box_predictor.coder.decode(offsets, boxes)
+
 
 class OneStage(Detector):
     """RetinaNet and FCOS. ``heads.head`` holds the parameters, named ``head`` in Detectron2's files."""

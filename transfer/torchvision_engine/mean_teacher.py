@@ -11,6 +11,7 @@ score gives no loss, rather than that of a background.
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,8 @@ from momentum_transfer.transfer.visuals import beside, draw
 
 #: Steps without a single label after which the user is told.
 PATIENCE = 100
+#: Soft Teacher's number of jittered boxes, and their offsets in widths and heights of the box (section 3.3).
+_JITTERED, _JITTER = 10, 0.06
 
 
 class MeanTeacher:
@@ -74,6 +77,9 @@ class MeanTeacher:
         self.histories = pair_norms(self.network)
         set_alpha(self.histories, semi.ALPHA)
         self.numbers: dict[str, float] = {}
+        self._maps: dict[str, Tensor] = {}
+        if semi.SOFT_BACKGROUND or semi.JITTER:
+            self.network.backbone.register_forward_hook(lambda _, images, maps: self._maps.update(maps))
         self._factor, self._steps, self._labelled, self._highest = 0.0, 0, 0, 0.0
 
     def result(self) -> Detector:
@@ -95,13 +101,42 @@ class MeanTeacher:
         every = self._detect(others)
         self._highest = max([self._highest, *(float(one.scores.max()) for one in every if len(one))])
         found = [one.select(one.scores >= self.semi.THRESHOLD) for one in every]
-        pairs = [(sample, one) for sample, one in zip(others, found, strict=True) if len(one)]
-        self._factor = len(pairs) / len(others)
+        self._factor = sum(len(one) > 0 for one in found) / len(others)
         self._count(others, found, step)
         return known + [
-            replace(sample, image=_strong(sample), strong=None, target=Target(one.boxes, one.classes), pseudo=True)
-            for sample, one in pairs
+            replace(sample, image=_strong(sample), strong=None, target=self._target(place, one), pseudo=True)
+            for place, (sample, one) in enumerate(zip(others, found, strict=True))
+            if len(one)
         ]
+
+    def _target(self, place: int, found: Detections) -> Target:
+        """The labels of an image of the last ``_detect``, with Soft Teacher's choices (arXiv 2106.09018)."""
+        reliable = self._spread(place, found) <= self.semi.JITTER if self.semi.JITTER else None
+        background = partial(self._background, place) if self.semi.SOFT_BACKGROUND else None
+        return Target(found.boxes, found.classes, reliable=reliable, background=background)
+
+    def _background(self, place: int, boxes: Tensor) -> Tensor:
+        return self._regions(place, boxes)[0][:, -1]
+
+    @torch.no_grad()
+    def _regions(self, place: int, boxes: Tensor) -> tuple[Tensor, Tensor]:
+        self.network.eval()  # BN in a box head: its running statistics
+        maps = {name: x[place : place + 1] for name, x in self._maps.items()}
+        found: tuple[Tensor, Tensor] = self.network.regions(maps, boxes)  # type: ignore[operator]  # of a Faster R-CNN
+        return found
+
+    def _spread(self, place: int, found: Detections) -> Tensor:
+        """How far each box moves when it is refined again from ten boxes within 6 % around it, float [D] (equation 5).
+
+        The mean over coordinates of their standard deviation, in units of the mean of width and height.
+        """
+        count, sides = len(found), found.boxes[:, 2:] - found.boxes[:, :2]
+        noise = torch.empty(_JITTERED, count, 4).uniform_(-_JITTER, _JITTER).to(sides.device)
+        _, refined = self._regions(place, (found.boxes + noise * sides.repeat(1, 2)).reshape(-1, 4))
+        refined = refined.view(_JITTERED, count, -1, 4)
+        classes = found.classes if refined.shape[2] > 1 else torch.zeros_like(found.classes)
+        refined = refined[:, torch.arange(count, device=sides.device), classes]
+        return (refined.std(dim=0) / sides.mean(dim=1, keepdim=True)).mean(dim=1)
 
     @torch.no_grad()
     def _detect(self, samples: Sequence[Sample]) -> list[Detections]:

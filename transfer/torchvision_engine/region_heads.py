@@ -53,10 +53,18 @@ class CosineClassifier(nn.Linear):
         return self.scale * F.linear(F.normalize(x), F.normalize(self.weight)).float()
 
 
-def focal_cross_entropy(logits: Tensor, classes: Tensor, gamma: float) -> Tensor:
-    """Mean of cross-entropy times (1 - p)^gamma; logits [R, classes + 1], int64 [R] → scalar."""
+def region_cross_entropy(logits: Tensor, classes: Tensor, gamma: float, background: Tensor | None = None) -> Tensor:
+    """Weighted mean of cross-entropy times (1 - p)^gamma; logits [R, classes + 1], int64 [R] → scalar.
+
+    background: weights [R] of regions of the last class, a teacher's scores (Soft Teacher, arXiv 2106.09018, equation
+    3); others weigh 1. As in its published code the sum of all weights divides, where equation 2 has two means.
+    """
     entropy = F.cross_entropy(logits, classes, reduction="none")
-    return ((1 - torch.exp(-entropy)) ** gamma * entropy).mean()
+    loss = (1 - torch.exp(-entropy)) ** gamma * entropy
+    if background is None:
+        return loss.mean()
+    weights = torch.where(classes == logits.shape[1] - 1, background, torch.ones_like(background))
+    return (loss * weights).sum() / weights.sum()
 
 
 class BoxPredictor(nn.Module):
@@ -92,13 +100,20 @@ class BoxPredictor(nn.Module):
         """Features [R, inputs] → logits [R, classes + 1], offsets [R, 4 or 4·classes], both float32."""
         return self.cls_score(x).float(), self.bbox_pred(x).float()
 
-    def losses(self, logits: Tensor, offsets: Tensor, proposals: Sequence[Proposals]) -> dict[str, Tensor]:
-        """Cross-entropy or focal loss over all regions; the box loss over foreground, divided by the number of all."""
+    def losses(
+        self, logits: Tensor, offsets: Tensor, proposals: Sequence[Proposals], background: Tensor | None = None,
+        reliable: Tensor | None = None
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """Cross-entropy or focal loss over all regions; the box loss over foreground, divided by the number of all.
+
+        background: see ``region_cross_entropy``. reliable: bool [R], regions whose box loss counts.
+        """
         classes = torch.cat([p.classes for p in proposals])
         loss_cls = F.cross_entropy(logits, classes, reduction="mean") if len(classes) else logits.sum() * 0.0
-        if self.focal_gamma and len(classes):
-            loss_cls = focal_cross_entropy(logits, classes, self.focal_gamma)
-        loss_box = self._box_loss(offsets, classes, proposals) / max(classes.numel(), 1)
+        if (self.focal_gamma or background is not None) and len(classes):
+            loss_cls = region_cross_entropy(logits, classes, self.focal_gamma, background)
+        boxed = classes if reliable is None else torch.where(reliable, classes, self.num_classes)
+        loss_box = self._box_loss(offsets, boxed, proposals) / max(classes.numel(), 1)
         return {"loss_cls": loss_cls, "loss_box_reg": loss_box * self.box_loss_weight}
 
     def _box_loss(self, offsets: Tensor, classes: Tensor, proposals: Sequence[Proposals]) -> Tensor:
