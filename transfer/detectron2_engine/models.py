@@ -121,21 +121,21 @@ def register() -> None:
 
     plain, extra_norm = _c4_heads()
     ROI_HEADS_REGISTRY._obj_map["Res5ROIHeads"] = plain
+    architectures = META_ARCH_REGISTRY._obj_map
+    for name in ("GeneralizedRCNN", "RetinaNet"):
+        architectures[name] = functools.partial(_few_shot, architectures[name])
     ours: dict[str, Any] = {name: functools.partial(pyramid, source) for name, source in PYRAMIDS.items()}
     ours |= dict.fromkeys(("build_resnet_backbone", "build_resnet_deeplab_backbone"), single_scale)
     backbones = BACKBONE_REGISTRY._obj_map
     backbones.update({name: functools.partial(_backbone, backbones.get(name), ours[name]) for name in ours})
     for registry, name, new in (
-        (META_ARCH_REGISTRY, "FCOS", _build_fcos),
+        (META_ARCH_REGISTRY, "FCOS", functools.partial(_few_shot, _build_fcos)),
         (ROI_HEADS_REGISTRY, "Res5ROIHeadsExtraNorm", extra_norm),
     ):
         if name in registry:
             _LOGGER.warning(f"{name} is registered already, by {registry.get(name).__module__}; that one is used")
         else:
             registry._do_register(name, new)
-    architectures = META_ARCH_REGISTRY._obj_map
-    for name in ("GeneralizedRCNN", "RetinaNet", "FCOS"):
-        architectures[name] = functools.partial(_few_shot, architectures[name])
 
 
 def _few_shot(own: Any, cfg: Any) -> nn.Module:
