@@ -325,8 +325,6 @@ _OWN = table(
     Setting("SEMI.THRESHOLD", 0.7, NOT_NEGATIVE, "lowest score of a detection that becomes a label; above 1: none"),
     Setting("SEMI.WEIGHT", 4.0, NOT_NEGATIVE, "weight of the losses on the teacher's labels"),
     Setting("SEMI.BOX_LOSS", False, SWITCH, "the box losses on the teacher's labels count too"),
-    Setting("SEMI.JITTER", 0.0, NOT_NEGATIVE,
-            "largest spread of a label's jittered boxes with which its box loss counts (Soft Teacher: .02); 0: any"),
     Setting("SEMI.SOFT_BACKGROUND", False, SWITCH,
             "regions without a label weigh in the class loss as the teacher's score of background (Soft Teacher)"),
     Setting("SEMI.FOCAL_GAMMA", 0.0, NOT_NEGATIVE,
@@ -393,11 +391,6 @@ def task_name(cfg: CfgNode) -> str:
 def few_labels(cfg: CfgNode) -> bool:
     """Whether any setting of SEMI is another than its default."""
     return any(value_of(cfg, key) != one.default for key, one in SETTINGS.items() if key.startswith("SEMI."))
-
-
-def few_data(cfg: CfgNode) -> bool:
-    """Whether both engines train on the torchvision engine's batches: with few labels, and on shots."""
-    return few_labels(cfg) or bool(cfg.FEW_SHOT.NOVEL and cfg.FEW_SHOT.STAGE != "base")
 
 
 def synchronises_on_cpu(cfg: CfgNode) -> bool:
@@ -493,10 +486,8 @@ def _semi_problems(cfg: CfgNode) -> Iterator[str]:
     if cfg.MODEL.MASK_ON:
         yield "expected MODEL.MASK_ON False with SEMI.TEACHER, whose labels are boxes, found True; set it False"
     faster = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and cfg.MODEL.ROI_HEADS.NAME == "StandardROIHeads"
-    if (semi.SOFT_BACKGROUND or semi.JITTER) and not faster:
-        yield "expected a Faster R-CNN with a pyramid for SEMI.SOFT_BACKGROUND and JITTER, found none; leave them out"
-    if semi.JITTER and not semi.BOX_LOSS:
-        yield "expected SEMI.BOX_LOSS True with SEMI.JITTER, which chooses boxes for it, found False; set it True"
+    if semi.SOFT_BACKGROUND and not faster:
+        yield "expected a Faster R-CNN with a pyramid for SEMI.SOFT_BACKGROUND, found another detector; leave it out"
     if semi.BURN_IN >= cfg.SOLVER.MAX_ITER:
         yield f"expected SEMI.BURN_IN below SOLVER.MAX_ITER {cfg.SOLVER.MAX_ITER}, found {semi.BURN_IN}; lower it"
     if semi.TEACHER_GROUP and semi.IMS_PER_BATCH % semi.TEACHER_GROUP:

@@ -19,10 +19,10 @@ from momentum_transfer.transfer.experiment import Experiment
 from momentum_transfer.transfer.initial_weights import InitialWeights, read_detector
 from momentum_transfer.transfer.run import Request, run
 from momentum_transfer.transfer.tasks import open_task
+from momentum_transfer.transfer.torchvision_engine.data import with_strong_view
 from momentum_transfer.transfer.torchvision_engine.detectors import LAST_LAYERS, names
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from momentum_transfer.transfer.torchvision_engine.mean_teacher import MeanTeacher
-from momentum_transfer.transfer.torchvision_engine.strong_views import with_strong_view
 from tests.process_group import kill_at
 from tests.transfer.test_few_shot_weights import TFA, stage
 from tests.transfer.torchvision_engine.test_mean_teacher import ALL, SOFT, STEPS, TEACHER, joint_config, same, weights

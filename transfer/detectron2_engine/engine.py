@@ -17,7 +17,7 @@ from momentum_transfer.core.devices import runs_on_cpu
 from momentum_transfer.core.distributed import barrier, process_group, rank, world_size
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import ProgressLine, say
-from momentum_transfer.transfer.config import few_data, synchronises_on_cpu, task_name
+from momentum_transfer.transfer.config import few_labels, synchronises_on_cpu, task_name
 from momentum_transfer.transfer.data.semantic_datasets import label_file
 from momentum_transfer.transfer.detectron2_engine.backbones import SMALL
 from momentum_transfer.transfer.detectron2_engine.data import (
@@ -51,7 +51,7 @@ class Detectron2Engine:
         small = cfg.MODEL.RESNETS.DEPTH in SMALL and not cfg.MODEL.BACKBONE.ARCH
         if importlib.util.find_spec("detectron2") is None:
             return "Detectron2 is not installed"
-        if few_data(cfg) and (reason := not_torchvisions(cfg)):
+        if (few_labels(cfg) or cfg.FEW_SHOT.STAGE != "base") and (reason := not_torchvisions(cfg)):
             return f"with few labels or shots its data is the torchvision engine's, which cannot: {reason}"
         if cfg.SEMI.TEACHER and cfg.TEST.EVAL_PERIOD:
             return "it scores a mean teacher at the end only; set TEST.EVAL_PERIOD 0"
@@ -96,7 +96,8 @@ class Detectron2Engine:
                 def evaluate(model: nn.Module) -> float:
                     return score(_predict(d2_cfg, model, task.test[0], out_dir / "validation"))
 
-            batches = functools.partial(training_loader, cfg, task, seed) if few_data(cfg) else None
+            few = few_labels(cfg) or cfg.FEW_SHOT.STAGE != "base"
+            batches = functools.partial(training_loader, cfg, task, seed) if few else None
             return train(d2_cfg, experiment.initial, final, resume, evaluate, batches)
 
     def predict(self, experiment: Experiment, out_dir: Path) -> list[Predictions]:

@@ -13,6 +13,7 @@ from momentum_transfer.transfer.torchvision_engine.mean_teacher import MeanTeach
 from momentum_transfer.transfer.torchvision_engine.region_heads import region_cross_entropy
 from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Detections, Sample
 
+_LAST_LAYERS: Any = LastLayers
 MakeBatches = Callable[[int], Iterable[list[Sample]]]
 
 
@@ -26,8 +27,6 @@ def d2_input(sample: Sample) -> dict[str, Any]:
         given["instances"] = instances = Instances(tuple(sample.image.shape[1:]))
         instances.gt_boxes = Boxes(sample.target.boxes.clone())
         instances.gt_classes = sample.target.classes.clone()
-        if sample.target.reliable is not None:
-            instances.gt_reliable = sample.target.reliable
         if isinstance(masks := sample.target.masks, BitMasks):
             instances.gt_masks = D2BitMasks(masks.bitmaps)
         elif masks is not None:
@@ -57,12 +56,8 @@ class Batches:
 @functools.cache
 def on_samples(kind: Any) -> Any:
     """A class of Detectron2's detectors that takes samples too."""
-    if issubclass(kind, LastLayers):
-        return kind
 
-    layers: Any = LastLayers
-
-    class OnSamples(layers, kind):
+    class OnSamples(_LAST_LAYERS, kind):
         """Detectron2's detector on samples, as ``torchvision_engine.detectors.Detector`` is; on dicts as ever."""
 
         teacher: Any = None  # a MeanTeacher
@@ -89,12 +84,9 @@ def on_samples(kind: Any) -> Any:
             losses = self._behind_backbone(images, features, instances, slice(labelled))
             dense = hasattr(self, "loss_normalizer")
             self.held = dense
-            background = [s.target.background for s in samples[labelled:] if s.target and s.target.background]
             for predictor in () if dense else box_predictors(self):
-                predictor.background = background
+                predictor.background = [s.target.background for s in samples[labelled:] if s.target]
             pseudo = self._behind_backbone(images, features, instances, slice(labelled, None))
-            for predictor in () if dense else box_predictors(self):
-                predictor.background = []
             self.held, images_each = False, labelled / (len(samples) - labelled)
             return losses | {f"{name}_pseudo": loss * (images_each if dense else 1.0) for name, loss in pseudo.items()}
 
@@ -109,14 +101,12 @@ def on_samples(kind: Any) -> Any:
             maps = [features[name] for name in self.head_in_features]
             return self.forward_training(images, maps, self.head(maps), instances)
 
-        def regions(self, features: Any, boxes: Tensor) -> tuple[Tensor, Tensor]:
-            """See ``torchvision_engine.detectors.RCNN``."""
+        def class_scores(self, features: Any, boxes: Tensor) -> Tensor:
             from detectron2.structures import Boxes
 
-            heads, predictor = self.roi_heads, self.roi_heads.box_predictor
+            heads = self.roi_heads
             pooled = heads.box_pooler([features[name] for name in heads.box_in_features], [Boxes(boxes)])
-            logits, offsets = predictor(heads.box_head(pooled))
-            return logits.softmax(1), predictor.box2box_transform.apply_deltas(offsets, boxes)
+            return torch.softmax(heads.box_predictor(heads.box_head(pooled))[0], 1)
 
         def _ema_update(self, name: str, *value: Any) -> Any:
             """The labelled images' moving count of foreground divides the losses on a teacher's labels too."""
@@ -128,26 +118,18 @@ def on_samples(kind: Any) -> Any:
 @functools.cache
 def _weighted(kind: Any) -> Any:
     class Weighted(kind):
-        """Detectron2's box predictor with a focal class loss, and Soft Teacher's weights and choice of boxes."""
+        """Detectron2's box predictor with a focal class loss, and with ``background`` once weights of such regions."""
 
         background: Sequence[Any] = ()
-        reliable: Any = None
 
         def losses(self, predictions: Any, proposals: Any) -> dict[str, Tensor]:
-            chosen = [one.gt_reliable for one in proposals if one.has("gt_reliable")]
-            self.reliable = torch.cat(chosen) if chosen else None
             found: dict[str, Tensor] = super().losses(predictions, proposals)
             classes = torch.cat([one.gt_classes for one in proposals])
-            weights = [of(one.proposal_boxes.tensor) for of, one in zip(self.background, proposals, strict=False)]
+            weights = [of(one.proposal_boxes.tensor) for of, one in zip(self.background, proposals, strict=False) if of]
+            self.background = ()
             if len(classes) and (self.focal_gamma or weights):
-                given = predictions[0], classes, self.focal_gamma, torch.cat(weights) if weights else None
-                found["loss_cls"] = region_cross_entropy(*given)
+                found["loss_cls"] = region_cross_entropy(predictions[0], classes, self.focal_gamma, weights)
             return found
-
-        def box_reg_loss(self, proposal_boxes: Any, gt_boxes: Any, deltas: Any, classes: Tensor) -> Any:
-            if self.reliable is not None:
-                classes = torch.where(self.reliable, classes, self.num_classes)
-            return super().box_reg_loss(proposal_boxes, gt_boxes, deltas, classes)
 
     return Weighted
 
@@ -163,7 +145,8 @@ class FewLabels:
 
     def __init__(self, model: Any, semi: Any) -> None:
         self.model, self.semi = model, semi
-        model.__class__ = on_samples(model.__class__)
+        if not isinstance(model, LastLayers):
+            model.__class__ = on_samples(model.__class__)
         for one in box_predictors(model) if hasattr(model, "roi_heads") else ():
             one.__class__, one.focal_gamma = _weighted(one.__class__), semi.FOCAL_GAMMA
         if semi.TEACHER:

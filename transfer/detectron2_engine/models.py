@@ -27,7 +27,6 @@ from momentum_transfer.transfer.detectron2_engine.data import ENGINE
 from momentum_transfer.transfer.detectron2_engine.few_labels import box_predictors, on_samples
 from momentum_transfer.transfer.initial_weights import InitialWeights, match_backbone, match_detector
 from momentum_transfer.transfer.torchvision_engine.detectors import with_class_rows
-from momentum_transfer.transfer.torchvision_engine.layers import normal_fill
 from momentum_transfer.transfer.torchvision_engine.region_heads import CosineClassifier
 
 
@@ -145,7 +144,7 @@ def _few_shot(own: Any, cfg: Any) -> nn.Module:
         for predictor in box_predictors(model):
             linear = predictor.cls_score
             predictor.cls_score = CosineClassifier(linear.in_features, linear.out_features, scale)
-            normal_fill(predictor.cls_score, std=0.01)
+            nn.init.normal_(predictor.cls_score.weight, std=0.01)
     if "FEW_SHOT" in cfg and cfg.FEW_SHOT.TRAINED == "last":
         model.__class__ = on_samples(model.__class__)
         model.train_last_layers()

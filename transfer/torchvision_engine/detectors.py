@@ -37,12 +37,12 @@ class LastLayers(nn.Module):
 
     last_layers_only = False
 
-    def train_last_layers(self) -> None:
+    def train_last_layers(self) -> Any:
         """Freeze all but the last layers; frozen norms keep their statistics."""
         self.last_layers_only = True
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(LAST_LAYERS.search(name) is not None)
-        self.train(self.training)
+        return self.train(self.training)
 
     def train(self, mode: bool = True) -> Any:
         """See ``nn.Module.train``; the frozen backbone and norms of ``train_last_layers`` stay as at test."""
@@ -144,12 +144,11 @@ class RCNN(Detector):
         detections, losses = self.roi_heads(features, proposals, targets)
         return detections, losses | proposal_losses
 
-    def regions(self, features: Maps, boxes: Tensor) -> tuple[Tensor, Tensor]:
-        """Class probabilities [R, classes + 1] and refined boxes [R, 4 or 4·classes] of boxes [R, 4] in one image."""
+    def class_scores(self, features: Maps, boxes: Tensor) -> Tensor:
+        """Probabilities [R, classes + 1] of boxes [R, 4] in one image, of which ``features`` are."""
         heads: Any = self.roi_heads
         pooled = heads.box_pooler([features[name] for name in heads.levels], [boxes])
-        logits, offsets = heads.box_predictor(heads.box_head(pooled))
-        return logits.softmax(1), heads.box_predictor.coder.decode(offsets, boxes)
+        return torch.softmax(heads.box_predictor(heads.box_head(pooled))[0], 1)
 
 
 class OneStage(Detector):

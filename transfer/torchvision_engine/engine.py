@@ -101,9 +101,7 @@ _RUNS: dict[str, Any] = {"detection": detection_run, "segmentation": semantic_ru
 def build(cfg: CfgNode) -> Detector:
     """The freshly initialised model of a config."""
     detector = build_detector(cfg) if task_name(cfg) == "detection" else semantic_run.build(cfg)
-    if cfg.FEW_SHOT.TRAINED == "last":
-        detector.train_last_layers()
-    return detector
+    return detector.train_last_layers() if cfg.FEW_SHOT.TRAINED == "last" else detector
 
 
 def _trained(cfg: CfgNode, detector: InitialWeights) -> Detector:

@@ -35,8 +35,6 @@ from momentum_transfer.transfer.visuals import beside, draw
 
 #: Steps without a single label after which the user is told.
 PATIENCE = 100
-#: Soft Teacher's number of jittered boxes, and their offsets in widths and heights of the box (section 3.3).
-_JITTERED, _JITTER = 10, 0.06
 
 
 class MeanTeacher:
@@ -78,7 +76,7 @@ class MeanTeacher:
         set_alpha(self.histories, semi.ALPHA)
         self.numbers: dict[str, float] = {}
         self._maps: dict[str, Tensor] = {}
-        if semi.SOFT_BACKGROUND or semi.JITTER:
+        if semi.SOFT_BACKGROUND:
             self.network.backbone.register_forward_hook(lambda _, images, maps: self._maps.update(maps))
         self._factor, self._steps, self._labelled, self._highest = 0.0, 0, 0, 0.0
 
@@ -103,45 +101,26 @@ class MeanTeacher:
         found = [one.select(one.scores >= self.semi.THRESHOLD) for one in every]
         self._factor = sum(len(one) > 0 for one in found) / len(others)
         self._count(others, found, step)
-        return known + [
-            replace(sample, image=_strong(sample), strong=None, target=self._target(place, one), pseudo=True)
-            for place, (sample, one) in enumerate(zip(others, found, strict=True))
-            if len(one)
-        ]
-
-    def _target(self, place: int, found: Detections) -> Target:
-        """The labels of an image of the last ``_detect``, with Soft Teacher's choices (arXiv 2106.09018)."""
-        reliable = self._spread(place, found) <= self.semi.JITTER if self.semi.JITTER else None
-        background = partial(self._background, place) if self.semi.SOFT_BACKGROUND else None
-        return Target(found.boxes, found.classes, reliable=reliable, background=background)
-
-    def _background(self, place: int, boxes: Tensor) -> Tensor:
-        return self._regions(place, boxes)[0][:, -1]
+        for place, (sample, one) in enumerate(zip(others, found, strict=True)):
+            if len(one) and sample.strong is not None:
+                soft = partial(self._background, place) if self.semi.SOFT_BACKGROUND else None
+                target = Target(one.boxes, one.classes, background=soft)
+                known.append(replace(sample, image=sample.strong, strong=None, target=target, pseudo=True))
+        return known
 
     @torch.no_grad()
-    def _regions(self, place: int, boxes: Tensor) -> tuple[Tensor, Tensor]:
-        self.network.eval()  # BN in a box head: its running statistics
+    def _background(self, place: int, boxes: Tensor) -> Tensor:
+        """Scores of background for boxes [R, 4] in an image of the last ``_detect``; BN in a box head as at test."""
+        self.network.eval()
         maps = {name: x[place : place + 1] for name, x in self._maps.items()}
-        found: tuple[Tensor, Tensor] = self.network.regions(maps, boxes)  # type: ignore[operator]  # of a Faster R-CNN
-        return found
-
-    def _spread(self, place: int, found: Detections) -> Tensor:
-        """How far each box moves when it is refined again from ten boxes within 6 % around it, float [D] (equation 5).
-
-        The mean over coordinates of their standard deviation, in units of the mean of width and height.
-        """
-        count, sides = len(found), found.boxes[:, 2:] - found.boxes[:, :2]
-        noise = torch.empty(_JITTERED, count, 4).uniform_(-_JITTER, _JITTER).to(sides.device)
-        _, refined = self._regions(place, (found.boxes + noise * sides.repeat(1, 2)).reshape(-1, 4))
-        refined = refined.view(_JITTERED, count, -1, 4)
-        classes = found.classes if refined.shape[2] > 1 else torch.zeros_like(found.classes)
-        refined = refined[:, torch.arange(count, device=sides.device), classes]
-        return (refined.std(dim=0) / sides.mean(dim=1, keepdim=True)).mean(dim=1)
+        scores: Tensor = self.network.class_scores(maps, boxes)[:, -1]  # type: ignore[operator]  # of a Faster R-CNN
+        return scores
 
     @torch.no_grad()
     def _detect(self, samples: Sequence[Sample]) -> list[Detections]:
         """Detections on the weak views, in pixels of these."""
-        found: list[Detections] = self.network([_in_own_pixels(s) for s in samples])
+        own = [replace(s, height=s.image.shape[-2], width=s.image.shape[-1]) for s in samples]
+        found: list[Detections] = self.network(own)
         return found
 
     def _normalise_own_batches(self) -> None:
@@ -203,17 +182,6 @@ class MeanTeacher:
         return written
 
 
-def _in_own_pixels(sample: Sample) -> Sample:
-    """Detections are scaled back to these sizes."""
-    return replace(sample, height=sample.image.shape[-2], width=sample.image.shape[-1])
-
-
-def _strong(sample: Sample) -> Tensor:
-    if sample.strong is None:
-        raise ValueError("expected a strong view of an image without labels")
-    return sample.strong
-
-
 def _batch_norms(network: nn.Module) -> list[nn.Module]:
     return [module for module in network.modules() if isinstance(module, _BatchNorm)]
 
@@ -255,9 +223,6 @@ def rates(means: Mapping[str, float]) -> dict[str, float]:
 
 def _entries(found: Detections | Target) -> list[dict[str, object]]:
     """As COCO's entries, for drawing."""
-    scores = found.scores.tolist() if isinstance(found, Detections) else [None] * len(found.boxes)
-    rows = zip(found.boxes.tolist(), found.classes.tolist(), scores, strict=True)
-    return [
-        {"bbox": [x1, y1, x2 - x1, y2 - y1], "category_id": label} | ({} if score is None else {"score": score})
-        for (x1, y1, x2, y2), label, score in rows
-    ]
+    scores = [{"score": one} for one in found.scores.tolist()] if isinstance(found, Detections) else None
+    rows = zip(found.boxes.tolist(), found.classes.tolist(), scores or [{}] * len(found.boxes), strict=True)
+    return [{"bbox": [x, y, x2 - x, y2 - y], "category_id": label, **score} for (x, y, x2, y2), label, score in rows]

@@ -53,17 +53,17 @@ class CosineClassifier(nn.Linear):
         return self.scale * F.linear(F.normalize(x), F.normalize(self.weight)).float()
 
 
-def region_cross_entropy(logits: Tensor, classes: Tensor, gamma: float, background: Tensor | None = None) -> Tensor:
+def region_cross_entropy(logits: Tensor, classes: Tensor, gamma: float, background: Sequence[Tensor] = ()) -> Tensor:
     """Weighted mean of cross-entropy times (1 - p)^gamma; logits [R, classes + 1], int64 [R] → scalar.
 
-    background: weights [R] of regions of the last class, a teacher's scores (Soft Teacher, arXiv 2106.09018, equation
-    3); others weigh 1. As in its published code the sum of all weights divides, where equation 2 has two means.
+    background: of each image, weights of regions of the last class: a teacher's scores (Soft Teacher, arXiv 2106.09018,
+    equation 3); others weigh 1. As in its code the sum of all weights divides, where equation 2 has two means.
     """
     entropy = F.cross_entropy(logits, classes, reduction="none")
     loss = (1 - torch.exp(-entropy)) ** gamma * entropy
-    if background is None:
+    if not background:
         return loss.mean()
-    weights = torch.where(classes == logits.shape[1] - 1, background, torch.ones_like(background))
+    weights = torch.cat(list(background)).where(classes == logits.shape[1] - 1, 1.0)
     return (loss * weights).sum() / weights.sum()
 
 
@@ -101,19 +101,14 @@ class BoxPredictor(nn.Module):
         return self.cls_score(x).float(), self.bbox_pred(x).float()
 
     def losses(
-        self, logits: Tensor, offsets: Tensor, proposals: Sequence[Proposals], background: Tensor | None = None,
-        reliable: Tensor | None = None
-    ) -> dict[str, Tensor]:  # fmt: skip
-        """Cross-entropy or focal loss over all regions; the box loss over foreground, divided by the number of all.
-
-        background: see ``region_cross_entropy``. reliable: bool [R], regions whose box loss counts.
-        """
+        self, logits: Tensor, offsets: Tensor, proposals: Sequence[Proposals], background: Sequence[Tensor] = ()
+    ) -> dict[str, Tensor]:
+        """``region_cross_entropy`` of all regions; the box loss over foreground, divided by the number of all."""
         classes = torch.cat([p.classes for p in proposals])
         loss_cls = F.cross_entropy(logits, classes, reduction="mean") if len(classes) else logits.sum() * 0.0
-        if (self.focal_gamma or background is not None) and len(classes):
+        if (self.focal_gamma or background) and len(classes):
             loss_cls = region_cross_entropy(logits, classes, self.focal_gamma, background)
-        boxed = classes if reliable is None else torch.where(reliable, classes, self.num_classes)
-        loss_box = self._box_loss(offsets, boxed, proposals) / max(classes.numel(), 1)
+        loss_box = self._box_loss(offsets, classes, proposals) / max(classes.numel(), 1)
         return {"loss_cls": loss_cls, "loss_box_reg": loss_box * self.box_loss_weight}
 
     def _box_loss(self, offsets: Tensor, classes: Tensor, proposals: Sequence[Proposals]) -> Tensor:

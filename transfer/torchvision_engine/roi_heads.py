@@ -170,11 +170,8 @@ class StandardRoIHeads(nn.Module):
         self, maps: Sequence[Tensor], sampled: Sequence[Proposals], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
         predictor: BoxPredictor = self.box_predictor  # type: ignore[assignment]  # a cascade overrides this
-        pairs = list(zip(sampled, targets, strict=True))
-        background = [t.background(p.boxes) for p, t in pairs if t.background is not None]
-        reliable = [t.reliable[p.matched] for p, t in pairs if t.reliable is not None]
-        weights = (torch.cat(parts) if parts else None for parts in (background, reliable))
-        return predictor.losses(*self._predict(maps, sampled), sampled, *weights)
+        background = [t.background(p.boxes) for p, t in zip(sampled, targets, strict=True) if t.background]
+        return predictor.losses(*self._predict(maps, sampled), sampled, background)
 
     def _detect(self, maps: Sequence[Tensor], proposals: Sequence[Proposals]) -> list[Detections]:
         predictor: BoxPredictor = self.box_predictor  # type: ignore[assignment]  # a cascade overrides this

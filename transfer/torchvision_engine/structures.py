@@ -1,7 +1,7 @@
 """Data structures of detectors: samples with their targets and masks, and detections."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -81,19 +81,17 @@ class Target:
 
     boxes: float32 [G, 4], x1 y1 x2 y2. classes: int64 [G] from 0 to the number of classes − 1.
     masks: G masks, or None if the task has none.
-    reliable: bool [G], of a teacher's boxes those whose box loss counts; None: all.
     background: a teacher's scores of background [R] for boxes [R, 4] of the image.
     """
 
     boxes: Tensor
     classes: Tensor
     masks: BitMasks | PolygonMasks | None = None
-    reliable: Tensor | None = None
     background: Callable[[Tensor], Tensor] | None = None
 
     def to(self, device: torch.device) -> "Target":
         """Boxes and classes on ``device``; masks stay where they are and are cropped there."""
-        return replace(self, boxes=self.boxes.to(device), classes=self.classes.to(device))
+        return Target(self.boxes.to(device), self.classes.to(device), self.masks, self.background)
 
 
 @dataclass
