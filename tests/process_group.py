@@ -1,6 +1,7 @@
-"""Run a function in a process group of its own, which it may send signals to, as Ctrl-C and schedulers do."""
+"""Run a function in a process that is killed, or in a process group of its own that is signalled, as schedulers do."""
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -38,3 +39,25 @@ def outcome_in_own_group(work: Callable[..., Any], *arguments: Any) -> str:
     outcome = queue.get(timeout=120)
     process.join(timeout=60)
     return outcome
+
+
+def _die(kind: type, method: str, call: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    original, calls = getattr(kind, method), []
+
+    def counted(*given: Any, **named: Any) -> Any:
+        calls.append(given)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*given, **named)
+
+    setattr(kind, method, counted)
+    work(*arguments)
+
+
+def kill_at(kind: type, method: str, call: int, work: Callable[..., Any], *arguments: Any) -> None:
+    """Run ``work(*arguments)`` in a fork that SIGKILL ends as the ``call``-th call of a class's method begins."""
+    given = (kind, method, call, work, arguments)
+    process = torch.multiprocessing.get_context("fork").Process(target=_die, args=given)
+    process.start()
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL

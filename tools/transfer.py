@@ -49,6 +49,7 @@ def main(args: argparse.Namespace) -> None:
 def _resolved(args: argparse.Namespace, source: Any = None) -> tuple[Any, Any, Any]:
     """Settings, what was opened to find them, and the request; ``source``: the weights, where they were read."""
     from momentum_transfer.backbones.build import parse_architecture
+    from momentum_transfer.transfer.config import SETTINGS
     from momentum_transfer.transfer.own_settings import OwnSource, architecture_settings, load_for
     from momentum_transfer.transfer.run import Request
 
@@ -58,10 +59,12 @@ def _resolved(args: argparse.Namespace, source: Any = None) -> tuple[Any, Any, A
         overrides += ["MODEL.BACKBONE.ARCH", ""]  # a ResNet, too, replaces the config's other network
         overrides += [word for one in architecture_settings(parse_architecture(args.arch)) for word in one.words]
     own = OwnSource(args.train, args.val, args.split, args.title, args.images)
-    overrides += ["FEW_SHOT.NOVEL", repr(args.novel)] if args.novel else []
+    novel = list(args.novel or ())
+    end = next((place for place, word in enumerate(novel) if word in SETTINGS), len(novel))  # the settings after it
+    overrides += ["FEW_SHOT.NOVEL", repr(novel[:end])] if novel else []
     if args.unlabelled is not None:
         overrides += ["SEMI.TEACHER", "True", "SEMI.UNLABELLED", str(args.unlabelled)]
-    overrides += args.overrides
+    overrides += [*novel[end:], *args.overrides]
     cfg, opened = load_for(args.config, overrides, own, weights=args.weights or "", resume=args.resume, read=source)
     weights = args.weights or cfg.MODEL.WEIGHTS
     request = Request(weights, args.results, args.resume, args.eval_only, args.forbid_overlap, args.minutes)

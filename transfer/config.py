@@ -325,6 +325,8 @@ _OWN = table(
     Setting("SEMI.THRESHOLD", 0.7, NOT_NEGATIVE, "lowest score of a detection that becomes a label; above 1: none"),
     Setting("SEMI.WEIGHT", 4.0, NOT_NEGATIVE, "weight of the losses on the teacher's labels"),
     Setting("SEMI.BOX_LOSS", False, SWITCH, "the box losses on the teacher's labels count too"),
+    Setting("SEMI.SOFT_BACKGROUND", False, SWITCH,
+            "regions without a label weigh in the class loss as the teacher's score of background (Soft Teacher)"),
     Setting("SEMI.FOCAL_GAMMA", 0.0, NOT_NEGATIVE,
             "exponent of a focal loss instead of the second stage's cross-entropy; 0: cross-entropy"),
     Setting("SEMI.EMA", 0.9996, UNIT, "weight of the teacher's own parameters in their moving average"),
@@ -483,6 +485,9 @@ def _semi_problems(cfg: CfgNode) -> Iterator[str]:
         return
     if cfg.MODEL.MASK_ON:
         yield "expected MODEL.MASK_ON False with SEMI.TEACHER, whose labels are boxes, found True; set it False"
+    faster = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and cfg.MODEL.ROI_HEADS.NAME == "StandardROIHeads"
+    if semi.SOFT_BACKGROUND and not faster:
+        yield "expected a Faster R-CNN with a pyramid for SEMI.SOFT_BACKGROUND, found another detector; leave it out"
     if semi.BURN_IN >= cfg.SOLVER.MAX_ITER:
         yield f"expected SEMI.BURN_IN below SOLVER.MAX_ITER {cfg.SOLVER.MAX_ITER}, found {semi.BURN_IN}; lower it"
     if semi.TEACHER_GROUP and semi.IMS_PER_BATCH % semi.TEACHER_GROUP:

@@ -21,7 +21,7 @@ REFERENCE_DIR = CONFIGS / "reference"
 
 #: The short name of each paper, as it stands in a published row.
 _PAPERS = {"momentum2": "Momentum² Teacher", "rcf": "RCF", "eman": "EMAN", "fsdet": "FsDet's model zoo",
-           "unbiased_teacher": "Unbiased Teacher"}  # fmt: skip
+           "fsdet_voc": "FsDet's model zoo, VOC", "unbiased_teacher": "Unbiased Teacher"}  # fmt: skip
 
 _KINDS = ("label", "setting", "result")
 

@@ -38,6 +38,20 @@ def test_the_spreads_over_draws_and_over_seeds_are_those_by_hand():
     assert table.notes == ("Scores vary much with the draw: 3 draws here, TFA takes 30.",)
 
 
+def test_thirty_draws_have_their_interval_and_no_warning_of_few():
+    values = [20 + (7 * draw) % 11 for draw in range(30)]
+    drawn_once = [
+        record("m2", "coco/bbox/novel", "AP", float(value), trial=draw, draw=draw, shots=5)
+        for draw, value in enumerate(values)
+    ]
+    (table,) = draw_tables(drawn_once)
+    low, high = stats.t.interval(0.95, 29, statistics.fmean(values), stats.sem(values))
+    found = [cell.text for cell in table.rows[0].cells]
+    assert found[0] == f"{statistics.fmean(values):.1f} [{low:.1f}, {high:.1f}]"
+    assert found[2:] == ["–", "30", "1"]
+    assert table.notes == ()
+
+
 def test_a_draw_is_one_trial_and_the_newest_record_of_a_trial_counts():
     records = [*small_records(), *drawn(), *drawn("random", -3.0)]
     records.append({**drawn()[0], "value": 12.0, "time": "9999"})

@@ -48,6 +48,13 @@ def test_arch_is_the_backbone_in_the_place_of_the_configs(arch: str, settings_sa
     assert seen[1].MODEL.RESNETS.DEPTH == 34
 
 
+def test_settings_after_novel_classes_are_settings(tmp_path: Path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("momentum_transfer.transfer.run.run", lambda cfg, request, opened: seen.append(cfg))
+    run(*settings(tmp_path), "--weights", "none", "--novel", "square", "my class", "SEED", "5", "TRIALS", "2", code=0)
+    assert (seen[0].FEW_SHOT.NOVEL, seen[0].SEED, seen[0].TRIALS) == (("square", "my class"), 5, 2)
+
+
 def test_a_resnet_takes_the_place_of_a_configs_other_network(tmp_path: Path, monkeypatch):
     seen = []
     monkeypatch.setattr("momentum_transfer.transfer.run.run", lambda cfg, request, opened: seen.append(cfg))

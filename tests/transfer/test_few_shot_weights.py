@@ -1,8 +1,6 @@
 """From base to novel classes: rows keep their classes, what is frozen stays, and two stages run one after another."""
 
 import json
-import os
-import signal
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from momentum_transfer.transfer.run import Request, run
 from momentum_transfer.transfer.torchvision_engine import train
 from momentum_transfer.transfer.torchvision_engine.detectors import LAST_LAYERS, export_state
 from momentum_transfer.transfer.torchvision_engine.engine import build, initialise
+from tests.process_group import kill_at
 from tests.transfer.torchvision_engine.tiny import shapes_config, tiny_config, tiny_samples
 
 SHORT = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "ENGINE", "torchvision", "PROTOCOL", "tiny"]
@@ -112,19 +111,6 @@ def test_two_stages_leave_records_of_base_novel_and_all_classes_by_draw(tmp_path
     assert changed == {name for name in after if LAST_LAYERS.search(name)}
 
 
-def _run_and_die(cfg, base, steps):
-    original, done = train.Log.add, []
-
-    def add(self, *given, **times):
-        original(self, *given, **times)
-        done.append(given)
-        if len(done) == steps:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    train.Log.add = add
-    run(cfg, Request(base))
-
-
 @pytest.mark.slow
 def test_draws_killed_in_the_second_trial_and_resumed_equal_uninterrupted_ones_bit_for_bit(tmp_path):
     run(stage(tmp_path, "base"), Request("none"))
@@ -134,10 +120,7 @@ def test_draws_killed_in_the_second_trial_and_resumed_equal_uninterrupted_ones_b
         stage(tmp_path, "all", *few, *TFA, "OUTPUT_DIR", str(tmp_path / name), classes=3) for name in ("whole", "parts")
     )
     run(whole, Request(base))
-    process = torch.multiprocessing.get_context("fork").Process(target=_run_and_die, args=(parts, base, 7))
-    process.start()
-    process.join(300)
-    assert process.exitcode == -signal.SIGKILL
+    kill_at(train.Log, "add", 7, run, parts, Request(base))
     assert (tmp_path / "parts/trial_0/model_final.pth").exists()
     assert (tmp_path / "parts/trial_1/checkpoints/last").read_text().strip() == "step_0000002.pth"
     run(parts, Request(base, resume=True))

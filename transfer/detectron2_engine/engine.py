@@ -51,14 +51,12 @@ class Detectron2Engine:
         small = cfg.MODEL.RESNETS.DEPTH in SMALL and not cfg.MODEL.BACKBONE.ARCH
         if importlib.util.find_spec("detectron2") is None:
             return "Detectron2 is not installed"
-        if few_labels(cfg) and (reason := not_torchvisions(cfg)):
-            return f"with settings of SEMI its data is the torchvision engine's, which cannot: {reason}"
+        if (few_labels(cfg) or cfg.FEW_SHOT.STAGE != "base") and (reason := not_torchvisions(cfg)):
+            return f"with few labels or shots its data is the torchvision engine's, which cannot: {reason}"
         if cfg.SEMI.TEACHER and cfg.TEST.EVAL_PERIOD:
             return "it scores a mean teacher at the end only; set TEST.EVAL_PERIOD 0"
         if segments and cfg.MODEL.SEM_SEG_HEAD.NAME == "LinearHead":
             return "the linear segmentation probe is this project's own"
-        if (cfg.FEW_SHOT.NOVEL and cfg.FEW_SHOT.STAGE != "base") or cfg.MODEL.ROI_BOX_HEAD.COSINE_SCALE:
-            return "few-shot fine-tuning and the cosine classifier are this project's own"
         if segments and small:
             return "Detectron2's DeepLab needs a ResNet of bottlenecks, MODEL.RESNETS.DEPTH 50 or more"
         if synchronises_on_cpu(cfg):
@@ -98,7 +96,8 @@ class Detectron2Engine:
                 def evaluate(model: nn.Module) -> float:
                     return score(_predict(d2_cfg, model, task.test[0], out_dir / "validation"))
 
-            batches = functools.partial(training_loader, cfg, task, seed) if few_labels(cfg) else None
+            few = few_labels(cfg) or cfg.FEW_SHOT.STAGE != "base"
+            batches = functools.partial(training_loader, cfg, task, seed) if few else None
             return train(d2_cfg, experiment.initial, final, resume, evaluate, batches)
 
     def predict(self, experiment: Experiment, out_dir: Path) -> list[Predictions]:

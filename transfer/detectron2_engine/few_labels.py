@@ -1,4 +1,4 @@
-"""Detectron2's detectors with few labels: on the other engine's batches and with its teacher, in Detectron2's loop."""
+"""Detectron2's detectors with few labels or shots: on the other engine's batches, with its teacher and last layers."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from momentum_transfer.core.distributed import is_main
+from momentum_transfer.transfer.torchvision_engine.detectors import LastLayers
 from momentum_transfer.transfer.torchvision_engine.mean_teacher import MeanTeacher, rates
-from momentum_transfer.transfer.torchvision_engine.region_heads import focal_cross_entropy
+from momentum_transfer.transfer.torchvision_engine.region_heads import region_cross_entropy
 from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Detections, Sample
 
+_LAST_LAYERS: Any = LastLayers
 MakeBatches = Callable[[int], Iterable[list[Sample]]]
 
 
@@ -52,8 +54,10 @@ class Batches:
 
 
 @functools.cache
-def _on_samples(kind: Any) -> Any:
-    class OnSamples(kind):
+def on_samples(kind: Any) -> Any:
+    """A class of Detectron2's detectors that takes samples too."""
+
+    class OnSamples(_LAST_LAYERS, kind):
         """Detectron2's detector on samples, as ``torchvision_engine.detectors.Detector`` is; on dicts as ever."""
 
         teacher: Any = None  # a MeanTeacher
@@ -80,6 +84,8 @@ def _on_samples(kind: Any) -> Any:
             losses = self._behind_backbone(images, features, instances, slice(labelled))
             dense = hasattr(self, "loss_normalizer")
             self.held = dense
+            for predictor in () if dense else box_predictors(self):
+                predictor.background = [s.target.background for s in samples[labelled:] if s.target]
             pseudo = self._behind_backbone(images, features, instances, slice(labelled, None))
             self.held, images_each = False, labelled / (len(samples) - labelled)
             return losses | {f"{name}_pseudo": loss * (images_each if dense else 1.0) for name, loss in pseudo.items()}
@@ -95,6 +101,13 @@ def _on_samples(kind: Any) -> Any:
             maps = [features[name] for name in self.head_in_features]
             return self.forward_training(images, maps, self.head(maps), instances)
 
+        def class_scores(self, features: Any, boxes: Tensor) -> Tensor:
+            from detectron2.structures import Boxes
+
+            heads = self.roi_heads
+            pooled = heads.box_pooler([features[name] for name in heads.box_in_features], [Boxes(boxes)])
+            return torch.softmax(heads.box_predictor(heads.box_head(pooled))[0], 1)
+
         def _ema_update(self, name: str, *value: Any) -> Any:
             """The labelled images' moving count of foreground divides the losses on a teacher's labels too."""
             return getattr(self, name) if self.held else super()._ema_update(name, *value)
@@ -103,18 +116,28 @@ def _on_samples(kind: Any) -> Any:
 
 
 @functools.cache
-def _focal(kind: Any) -> Any:
-    class Focal(kind):
-        """Detectron2's box predictor with a focal class loss."""
+def _weighted(kind: Any) -> Any:
+    class Weighted(kind):
+        """Detectron2's box predictor with a focal class loss, and with ``background`` once weights of such regions."""
+
+        background: Sequence[Any] = ()
 
         def losses(self, predictions: Any, proposals: Any) -> dict[str, Tensor]:
             found: dict[str, Tensor] = super().losses(predictions, proposals)
             classes = torch.cat([one.gt_classes for one in proposals])
-            if len(classes):
-                found["loss_cls"] = focal_cross_entropy(predictions[0], classes, self.focal_gamma)
+            weights = [of(one.proposal_boxes.tensor) for of, one in zip(self.background, proposals, strict=False) if of]
+            self.background = ()
+            if len(classes) and (self.focal_gamma or weights):
+                found["loss_cls"] = region_cross_entropy(predictions[0], classes, self.focal_gamma, weights)
             return found
 
-    return Focal
+    return Weighted
+
+
+def box_predictors(model: Any) -> list[Any]:
+    """Those of a two-stage detector, one a stage of a cascade."""
+    predictor = model.roi_heads.box_predictor
+    return list(predictor) if isinstance(predictor, nn.ModuleList) else [predictor]
 
 
 class FewLabels:
@@ -122,12 +145,10 @@ class FewLabels:
 
     def __init__(self, model: Any, semi: Any) -> None:
         self.model, self.semi = model, semi
-        model.__class__ = _on_samples(model.__class__)
-        if semi.FOCAL_GAMMA and hasattr(model, "roi_heads"):
-            predictor = model.roi_heads.box_predictor
-            stages: list[Any] = list(predictor) if isinstance(predictor, nn.ModuleList) else [predictor]
-            for one in stages:
-                one.__class__, one.focal_gamma = _focal(one.__class__), semi.FOCAL_GAMMA
+        if not isinstance(model, LastLayers):
+            model.__class__ = on_samples(model.__class__)
+        for one in box_predictors(model) if hasattr(model, "roi_heads") else ():
+            one.__class__, one.focal_gamma = _weighted(one.__class__), semi.FOCAL_GAMMA
         if semi.TEACHER:
             model.teacher = MeanTeacher(model.train(), semi)
 

@@ -24,7 +24,10 @@ from momentum_transfer.transfer.detectron2_engine.backbones import (
     small_resnet,
 )
 from momentum_transfer.transfer.detectron2_engine.data import ENGINE
+from momentum_transfer.transfer.detectron2_engine.few_labels import box_predictors, on_samples
 from momentum_transfer.transfer.initial_weights import InitialWeights, match_backbone, match_detector
+from momentum_transfer.transfer.torchvision_engine.detectors import with_class_rows
+from momentum_transfer.transfer.torchvision_engine.region_heads import CosineClassifier
 
 
 def _c4_heads() -> tuple[type[nn.Module], type[nn.Module]]:
@@ -117,18 +120,35 @@ def register() -> None:
 
     plain, extra_norm = _c4_heads()
     ROI_HEADS_REGISTRY._obj_map["Res5ROIHeads"] = plain
+    architectures = META_ARCH_REGISTRY._obj_map
+    for name in ("GeneralizedRCNN", "RetinaNet"):
+        architectures[name] = functools.partial(_few_shot, architectures[name])
     ours: dict[str, Any] = {name: functools.partial(pyramid, source) for name, source in PYRAMIDS.items()}
     ours |= dict.fromkeys(("build_resnet_backbone", "build_resnet_deeplab_backbone"), single_scale)
     backbones = BACKBONE_REGISTRY._obj_map
     backbones.update({name: functools.partial(_backbone, backbones.get(name), ours[name]) for name in ours})
     for registry, name, new in (
-        (META_ARCH_REGISTRY, "FCOS", _build_fcos),
+        (META_ARCH_REGISTRY, "FCOS", functools.partial(_few_shot, _build_fcos)),
         (ROI_HEADS_REGISTRY, "Res5ROIHeadsExtraNorm", extra_norm),
     ):
         if name in registry:
             _LOGGER.warning(f"{name} is registered already, by {registry.get(name).__module__}; that one is used")
         else:
             registry._do_register(name, new)
+
+
+def _few_shot(own: Any, cfg: Any) -> nn.Module:
+    """Detectron2's ``own`` detector; with our keys its cosine classifier, and all but the last layers frozen."""
+    model: Any = own(cfg)
+    if scale := cfg.MODEL.ROI_BOX_HEAD.get("COSINE_SCALE", 0.0):
+        for predictor in box_predictors(model):
+            linear = predictor.cls_score
+            predictor.cls_score = CosineClassifier(linear.in_features, linear.out_features, scale)
+            nn.init.normal_(predictor.cls_score.weight, std=0.01)
+    if "FEW_SHOT" in cfg and cfg.FEW_SHOT.TRAINED == "last":
+        model.__class__ = on_samples(model.__class__)
+        model.train_last_layers()
+    return model
 
 
 def _backbone(own: Any, ours: Callable[[Any, Any, Any], nn.Module], cfg: Any, input_shape: Any) -> nn.Module:
@@ -174,7 +194,8 @@ def load_initial(model: nn.Module, initial: InitialWeights) -> tuple[list[str], 
     found: dict[str, Tensor] = {}
     new = list(shapes)
     if initial.detector:
-        found, new = match_detector(shapes, initial.detector, initial.name), []
+        state = initial.detector if initial.places is None else with_class_rows(model.state_dict(), initial)
+        found, new = match_detector(shapes, state, initial.name), []
     elif initial.backbone:
         found, new = match_backbone(shapes, initial.backbone, initial.name, initial.architecture)
     model.load_state_dict(found, strict=False)

@@ -38,7 +38,7 @@ def train(
     """Train by DefaultTrainer from ``initial``; stop at a signal with a checkpoint written.
 
     ``evaluate`` scores the model every TEST.EVAL_PERIOD iterations; the best one is kept as ``model_best.pth``.
-    ``batches``: with settings of SEMI, instead of Detectron2's data path.
+    ``batches``: with few labels or shots, instead of Detectron2's data path.
 
     Raises:
         Stopped: a signal came. InputError: the loss is not finite, or an image or the checkpoint cannot be read.

@@ -6,6 +6,7 @@ they are torchvision's; inside any other network they are timm's in both engines
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,29 @@ from momentum_transfer.transfer.torchvision_engine.structures import (
 LAST_LAYERS = re.compile(r"\b(cls_score|bbox_pred|mask_head\.predictor|ctrness)\.")
 
 
-class Detector(nn.Module):
+class LastLayers(nn.Module):
+    """A detector of either engine, of which the last layers alone may train (TFA, arXiv 2003.06957, section 3)."""
+
+    last_layers_only = False
+
+    def train_last_layers(self) -> Any:
+        """Freeze all but the last layers; frozen norms keep their statistics."""
+        self.last_layers_only = True
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(LAST_LAYERS.search(name) is not None)
+        return self.train(self.training)
+
+    def train(self, mode: bool = True) -> Any:
+        """See ``nn.Module.train``; the frozen backbone and norms of ``train_last_layers`` stay as at test."""
+        super().train(mode)
+        if self.last_layers_only:
+            norms = (module for module in self.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+            for module in (self.get_submodule("backbone"), *norms):
+                module.eval()
+        return self
+
+
+class Detector(LastLayers):
     """Images in; losses out in training, detections in the original images' pixels otherwise.
 
     Args:
@@ -43,7 +66,6 @@ class Detector(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone = backbone
-        self.last_layers_only = False
         self.pixel_mean: Tensor
         self.pixel_std: Tensor
         self.register_buffer("pixel_mean", torch.tensor(pixel_mean).view(-1, 1, 1), persistent=False)
@@ -52,22 +74,6 @@ class Detector(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.pixel_mean.device
-
-    def train_last_layers(self) -> "Detector":
-        """Freeze all but the last layers (TFA, arXiv 2003.06957, section 3); frozen norms keep their statistics."""
-        self.last_layers_only = True
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(LAST_LAYERS.search(name) is not None)
-        return self.train(self.training)
-
-    def train(self, mode: bool = True) -> "Detector":
-        """See ``nn.Module.train``; the frozen backbone and norms of ``train_last_layers`` stay as at test."""
-        super().train(mode)
-        if self.last_layers_only:
-            norms = (module for module in self.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
-            for module in (self.backbone, *norms):
-                module.eval()
-        return self
 
     def batch(self, images: Sequence[Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
         """Images normalised, padded with zeros at the right and bottom and stacked; and their own (height, width)."""
@@ -137,6 +143,12 @@ class RCNN(Detector):
         proposals, proposal_losses = self.proposal_generator(features, sizes, targets)
         detections, losses = self.roi_heads(features, proposals, targets)
         return detections, losses | proposal_losses
+
+    def class_scores(self, features: Maps, boxes: Tensor) -> Tensor:
+        """Probabilities [R, classes + 1] of boxes [R, 4] in one image, of which ``features`` are."""
+        heads: Any = self.roi_heads
+        pooled = heads.box_pooler([features[name] for name in heads.levels], [boxes])
+        return torch.softmax(heads.box_predictor(heads.box_head(pooled))[0], 1)
 
 
 class OneStage(Detector):
@@ -219,13 +231,13 @@ def load_backbone(
     return list(found), new
 
 
-def with_class_rows(detector: Detector, initial: InitialWeights) -> dict[str, Tensor]:
-    """A state for a fresh detector of more classes than ``initial`` knows.
+def with_class_rows(fresh: Mapping[str, Tensor], initial: InitialWeights) -> dict[str, Tensor]:
+    """A state for a ``fresh`` detector, Detectron2's names, of more classes than ``initial`` knows.
 
     Layers with rows for classes take each source's rows at its places, and background from ``initial``; other rows stay
     as they are initialised, all else is ``initial``'s. InputError for a source of another number of classes.
     """
-    fresh = {name: value for name, value in export_state(detector).items() if _CLASS_ROWS.match(name)}
+    fresh = {name: value.cpu() for name, value in fresh.items() if _CLASS_ROWS.match(name)}
     state = {name: value for name, value in initial.detector.items() if not _CLASS_ROWS.match(name)} | fresh
     count = len(initial.places or ()) + len(initial.rest)
     for source, places in ((initial.detector, initial.places), (initial.novel, initial.rest)):

@@ -130,7 +130,7 @@ def _predict(cfg: CfgNode, network: Detector, data: Any, out_dir: Path) -> Predi
 def initialise(detector: Detector, initial: InitialWeights) -> Position:
     """Give a fresh detector its weights."""
     if initial.detector:
-        state = initial.detector if initial.places is None else with_class_rows(detector, initial)
+        state = initial.detector if initial.places is None else with_class_rows(export_state(detector), initial)
         load_detector(detector, state, initial.name)
         say(f"weights: the whole detector from {initial.name}")
         return Position(0, tuple(sorted(initial.detector)), ())

@@ -11,6 +11,7 @@ score gives no loss, rather than that of a background.
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,9 @@ class MeanTeacher:
         self.histories = pair_norms(self.network)
         set_alpha(self.histories, semi.ALPHA)
         self.numbers: dict[str, float] = {}
+        self._maps: dict[str, Tensor] = {}
+        if semi.SOFT_BACKGROUND:
+            self.network.backbone.register_forward_hook(lambda _, images, maps: self._maps.update(maps))
         self._factor, self._steps, self._labelled, self._highest = 0.0, 0, 0, 0.0
 
     def result(self) -> Detector:
@@ -95,18 +99,28 @@ class MeanTeacher:
         every = self._detect(others)
         self._highest = max([self._highest, *(float(one.scores.max()) for one in every if len(one))])
         found = [one.select(one.scores >= self.semi.THRESHOLD) for one in every]
-        pairs = [(sample, one) for sample, one in zip(others, found, strict=True) if len(one)]
-        self._factor = len(pairs) / len(others)
+        self._factor = sum(len(one) > 0 for one in found) / len(others)
         self._count(others, found, step)
-        return known + [
-            replace(sample, image=_strong(sample), strong=None, target=Target(one.boxes, one.classes), pseudo=True)
-            for sample, one in pairs
-        ]
+        for place, (sample, one) in enumerate(zip(others, found, strict=True)):
+            if len(one) and sample.strong is not None:
+                soft = partial(self._background, place) if self.semi.SOFT_BACKGROUND else None
+                target = Target(one.boxes, one.classes, background=soft)
+                known.append(replace(sample, image=sample.strong, strong=None, target=target, pseudo=True))
+        return known
+
+    @torch.no_grad()
+    def _background(self, place: int, boxes: Tensor) -> Tensor:
+        """Scores of background for boxes [R, 4] in an image of the last ``_detect``; BN in a box head as at test."""
+        self.network.eval()
+        maps = {name: x[place : place + 1] for name, x in self._maps.items()}
+        scores: Tensor = self.network.class_scores(maps, boxes)[:, -1]  # type: ignore[operator]  # of a Faster R-CNN
+        return scores
 
     @torch.no_grad()
     def _detect(self, samples: Sequence[Sample]) -> list[Detections]:
         """Detections on the weak views, in pixels of these."""
-        found: list[Detections] = self.network([_in_own_pixels(s) for s in samples])
+        own = [replace(s, height=s.image.shape[-2], width=s.image.shape[-1]) for s in samples]
+        found: list[Detections] = self.network(own)
         return found
 
     def _normalise_own_batches(self) -> None:
@@ -168,17 +182,6 @@ class MeanTeacher:
         return written
 
 
-def _in_own_pixels(sample: Sample) -> Sample:
-    """Detections are scaled back to these sizes."""
-    return replace(sample, height=sample.image.shape[-2], width=sample.image.shape[-1])
-
-
-def _strong(sample: Sample) -> Tensor:
-    if sample.strong is None:
-        raise ValueError("expected a strong view of an image without labels")
-    return sample.strong
-
-
 def _batch_norms(network: nn.Module) -> list[nn.Module]:
     return [module for module in network.modules() if isinstance(module, _BatchNorm)]
 
@@ -220,9 +223,6 @@ def rates(means: Mapping[str, float]) -> dict[str, float]:
 
 def _entries(found: Detections | Target) -> list[dict[str, object]]:
     """As COCO's entries, for drawing."""
-    scores = found.scores.tolist() if isinstance(found, Detections) else [None] * len(found.boxes)
-    rows = zip(found.boxes.tolist(), found.classes.tolist(), scores, strict=True)
-    return [
-        {"bbox": [x1, y1, x2 - x1, y2 - y1], "category_id": label} | ({} if score is None else {"score": score})
-        for (x1, y1, x2, y2), label, score in rows
-    ]
+    scores = [{"score": one} for one in found.scores.tolist()] if isinstance(found, Detections) else None
+    rows = zip(found.boxes.tolist(), found.classes.tolist(), scores or [{}] * len(found.boxes), strict=True)
+    return [{"bbox": [x, y, x2 - x, y2 - y], "category_id": label, **score} for (x, y, x2, y2), label, score in rows]

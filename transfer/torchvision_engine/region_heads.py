@@ -42,10 +42,29 @@ class BoxHead(nn.Sequential):
             self.outputs = fc_dim
 
 
-def focal_cross_entropy(logits: Tensor, classes: Tensor, gamma: float) -> Tensor:
-    """Mean of cross-entropy times (1 - p)^gamma; logits [R, classes + 1], int64 [R] → scalar."""
+class CosineClassifier(nn.Linear):
+    """Float32 cosine similarities with a vector a class, times ``scale`` (TFA, arXiv 2003.06957, section 3)."""
+
+    def __init__(self, inputs: int, outputs: int, scale: float) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * F.linear(F.normalize(x), F.normalize(self.weight)).float()
+
+
+def region_cross_entropy(logits: Tensor, classes: Tensor, gamma: float, background: Sequence[Tensor] = ()) -> Tensor:
+    """Weighted mean of cross-entropy times (1 - p)^gamma; logits [R, classes + 1], int64 [R] → scalar.
+
+    background: of each image, weights of regions of the last class: a teacher's scores (Soft Teacher, arXiv 2106.09018,
+    equation 3); others weigh 1. As in its code the sum of all weights divides, where equation 2 has two means.
+    """
     entropy = F.cross_entropy(logits, classes, reduction="none")
-    return ((1 - torch.exp(-entropy)) ** gamma * entropy).mean()
+    loss = (1 - torch.exp(-entropy)) ** gamma * entropy
+    if not background:
+        return loss.mean()
+    weights = torch.cat(list(background)).where(classes == logits.shape[1] - 1, 1.0)
+    return (loss * weights).sum() / weights.sum()
 
 
 class BoxPredictor(nn.Module):
@@ -67,7 +86,8 @@ class BoxPredictor(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_classes, self.class_agnostic = num_classes, class_agnostic
-        self.cls_score = nn.Linear(inputs, num_classes + 1, bias=not cosine_scale)
+        classes = num_classes + 1
+        self.cls_score = CosineClassifier(inputs, classes, cosine_scale) if cosine_scale else nn.Linear(inputs, classes)
         self.bbox_pred = nn.Linear(inputs, 4 if class_agnostic else 4 * num_classes)
         normal_fill(self.cls_score, std=0.01)
         normal_fill(self.bbox_pred, std=0.001)
@@ -75,21 +95,19 @@ class BoxPredictor(nn.Module):
         self.box_loss, self.smooth_l1_beta, self.box_loss_weight = box_loss, smooth_l1_beta, box_loss_weight
         self.focal_gamma = focal_gamma
         self.score_threshold, self.nms_threshold, self.detections = score_threshold, nms_threshold, detections
-        self.cosine_scale = cosine_scale
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features [R, inputs] → logits [R, classes + 1], offsets [R, 4 or 4·classes], both float32."""
-        if self.cosine_scale:
-            similarity = F.linear(F.normalize(x), F.normalize(self.cls_score.weight))
-            return self.cosine_scale * similarity.float(), self.bbox_pred(x).float()
         return self.cls_score(x).float(), self.bbox_pred(x).float()
 
-    def losses(self, logits: Tensor, offsets: Tensor, proposals: Sequence[Proposals]) -> dict[str, Tensor]:
-        """Cross-entropy or focal loss over all regions; the box loss over foreground, divided by the number of all."""
+    def losses(
+        self, logits: Tensor, offsets: Tensor, proposals: Sequence[Proposals], background: Sequence[Tensor] = ()
+    ) -> dict[str, Tensor]:
+        """``region_cross_entropy`` of all regions; the box loss over foreground, divided by the number of all."""
         classes = torch.cat([p.classes for p in proposals])
         loss_cls = F.cross_entropy(logits, classes, reduction="mean") if len(classes) else logits.sum() * 0.0
-        if self.focal_gamma and len(classes):
-            loss_cls = focal_cross_entropy(logits, classes, self.focal_gamma)
+        if (self.focal_gamma or background) and len(classes):
+            loss_cls = region_cross_entropy(logits, classes, self.focal_gamma, background)
         loss_box = self._box_loss(offsets, classes, proposals) / max(classes.numel(), 1)
         return {"loss_cls": loss_cls, "loss_box_reg": loss_box * self.box_loss_weight}
 

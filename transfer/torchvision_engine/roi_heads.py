@@ -170,7 +170,8 @@ class StandardRoIHeads(nn.Module):
         self, maps: Sequence[Tensor], sampled: Sequence[Proposals], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
         predictor: BoxPredictor = self.box_predictor  # type: ignore[assignment]  # a cascade overrides this
-        return predictor.losses(*self._predict(maps, sampled), sampled)
+        background = [t.background(p.boxes) for p, t in zip(sampled, targets, strict=True) if t.background]
+        return predictor.losses(*self._predict(maps, sampled), sampled, background)
 
     def _detect(self, maps: Sequence[Tensor], proposals: Sequence[Proposals]) -> list[Detections]:
         predictor: BoxPredictor = self.box_predictor  # type: ignore[assignment]  # a cascade overrides this

@@ -1,6 +1,6 @@
 """Data structures of detectors: samples with their targets and masks, and detections."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,15 +81,17 @@ class Target:
 
     boxes: float32 [G, 4], x1 y1 x2 y2. classes: int64 [G] from 0 to the number of classes − 1.
     masks: G masks, or None if the task has none.
+    background: a teacher's scores of background [R] for boxes [R, 4] of the image.
     """
 
     boxes: Tensor
     classes: Tensor
     masks: BitMasks | PolygonMasks | None = None
+    background: Callable[[Tensor], Tensor] | None = None
 
     def to(self, device: torch.device) -> "Target":
         """Boxes and classes on ``device``; masks stay where they are and are cropped there."""
-        return Target(self.boxes.to(device), self.classes.to(device), self.masks)
+        return Target(self.boxes.to(device), self.classes.to(device), self.masks, self.background)
 
 
 @dataclass

@@ -48,7 +48,8 @@ def split_labels(
 def _published(file: str, percent: float, seed: int, count: int) -> list[int]:
     """The places of a published draw: JSON {percent: {seed: [place, …]}}, places among the images with objects."""
     draws = read_json(Path(file).expanduser(), "draws of labelled images")
-    found = next((draws[key] for key in draws if _number(key) == percent), None) if isinstance(draws, dict) else None
+    given = draws if isinstance(draws, dict) else {}
+    found = next((given[k] for k in given if k.replace(".", "", 1).isdecimal() and float(k) == percent), None)
     places = found.get(str(seed)) if isinstance(found, dict) else None
     if not isinstance(places, list) or not places:
         raise InputError(
@@ -63,13 +64,6 @@ def _published(file: str, percent: float, seed: int, count: int) -> list[int]:
             f"{file}, found {what}; choose the training set that the draws are of"
         )
     return places
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
 
 
 def unlabelled_images(
@@ -120,9 +114,7 @@ def check_labels(cfg: CfgNode, sets: Sequence[DetectionData], test: Sequence[Det
         if seed == cfg.SEED:
             without = f", {counted(found['unlabelled'], 'image')} for the teacher to label" * cfg.SEMI.TEACHER
             say(f"{counted(found['labelled'], 'training image')} with labels{without}")
-        if not cfg.SEMI.TEACHER:
-            continue
-        rest = [str(image.file) for image in unlabelled_images(cfg, sets, test, seed)]
+        rest = [str(one.file) for one in (unlabelled_images(cfg, sets, test, seed) if cfg.SEMI.TEACHER else ())]
         shared = shared_files(rest, [str(one.image_path(image)) for one in test for image in one.load()["images"]])
         if shared.count:
             raise InputError(

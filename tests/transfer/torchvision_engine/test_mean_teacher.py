@@ -3,8 +3,6 @@
 import copy
 import dataclasses
 import json
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -12,12 +10,14 @@ import torch
 from torch import nn
 
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.config import check_settings
 from momentum_transfer.transfer.torchvision_engine import mean_teacher, train
+from momentum_transfer.transfer.torchvision_engine.data import with_strong_view
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from momentum_transfer.transfer.torchvision_engine.mean_teacher import MeanTeacher, rates, right_boxes
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
-from momentum_transfer.transfer.torchvision_engine.strong_views import with_strong_view
 from momentum_transfer.transfer.torchvision_engine.structures import Detections, Proposals, Sample, Target
+from tests.process_group import kill_at
 from tests.transfer.torchvision_engine.tiny import shapes_config, tiny_config, tiny_samples, train_tiny
 from tests.two_processes import as_torchrun
 
@@ -52,18 +52,6 @@ def test_with_a_score_that_nothing_reaches_the_student_is_the_supervised_one_bit
     assert not same(weights(alone), weights(labelled))
 
 
-def _train_and_die(cfg, folder, iteration):
-    original = train.Log.add
-
-    def add(self, step, *rest, **times):
-        original(self, step, *rest, **times)
-        if step + 1 == iteration:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    train.Log.add = add
-    train_tiny(TorchvisionEngine(), cfg, 3, folder)
-
-
 @pytest.mark.parametrize(
     ("detector", "norm"),
     [("mask_rcnn", "EMAN"), ("retinanet", "MomentumBN"), pytest.param("fcos", "student", marks=pytest.mark.slow)],
@@ -80,14 +68,9 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(detector, norm, tmp
         "INPUT.MIN_SIZE_TRAIN",
         "[48,64]",
     ]
-    cfg = shapes_config(detector, tmp_path, *words)
+    cfg = shapes_config(detector, tmp_path, *words, *(SOFT if detector == "mask_rcnn" else ()))
     whole = train_tiny(TorchvisionEngine(), cfg, 3, tmp_path / "whole")
-    process = torch.multiprocessing.get_context("fork").Process(
-        target=_train_and_die, args=(cfg, tmp_path / "parts", 3)
-    )
-    process.start()
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
+    kill_at(train.Log, "add", 3, train_tiny, TorchvisionEngine(), cfg, 3, tmp_path / "parts")
     parts = train_tiny(TorchvisionEngine(), cfg, 3, tmp_path / "parts", resume=True)
     assert same(weights(whole), weights(parts))
     ends = [tmp_path / name / "checkpoints/step_0000004.pth" for name in ("whole", "parts")]
@@ -317,3 +300,60 @@ def test_only_bn_layers_of_a_backbone_that_trains_use_their_own_batch():
 def test_a_group_that_does_not_divide_a_processs_images_is_refused():
     with pytest.raises(InputError, match=r"SEMI.TEACHER_GROUP to divide a process's 2 unlabelled images, found 4"):
         taught("retinanet", "SEMI.TEACHER_GROUP", "4")
+
+
+SOFT = ["SEMI.SOFT_BACKGROUND", "True"]
+
+
+def soft_taught():
+    """A Faster R-CNN, its teacher, two images that it has labelled, and their weak views."""
+    student, teacher, samples = taught("mask_rcnn", "SEMI.IMS_PER_BATCH", "4", "MODEL.RESNETS.NORM", "FrozenBN", *SOFT)
+    return student, teacher, teacher.label(samples[:2], 1), samples[:2]
+
+
+def test_a_teachers_scores_of_regions_are_those_of_its_detections():
+    _, teacher, given, samples = soft_taught()
+    x, sizes = teacher.network.batch([sample.image for sample in samples])
+    maps = teacher.network.backbone(x)
+    proposals, _ = teacher.network.proposal_generator(maps, sizes, None)
+    heads = teacher.network.roi_heads
+    logits, _ = heads.box_predictor(heads.box_head(heads.box_pooler([maps[n] for n in heads.levels],
+                                                                    [p.boxes for p in proposals])))  # fmt: skip
+    expected = logits.softmax(1)[:, 3].split([len(p.boxes) for p in proposals])
+    for sample, region, scores in zip(given, proposals, expected, strict=True):
+        torch.testing.assert_close(sample.target.background(region.boxes), scores)
+
+
+def test_background_weighs_in_the_class_loss_as_the_teachers_score_of_it():
+    student, _, given, _ = soft_taught()
+    predictor, target = student.roi_heads.box_predictor, given[1].target
+    boxes = torch.cat((target.boxes[:3], torch.tensor([[1.0, 1.0, 30.0, 40.0], [20.0, 5.0, 60.0, 33.0]])))
+    scores, zeros = target.background(boxes), torch.zeros(5, 12)
+    logits, classes = torch.randn(5, 4), torch.tensor([0, 2, 1, 3, 3])
+    found = predictor.losses(logits, zeros, [regions(classes)], [scores])["loss_cls"]
+    terms, weights = [], []
+    for row, label, score in zip(logits.double(), classes.tolist(), scores.double(), strict=True):
+        weights.append(float(score) if label == 3 else 1.0)
+        terms.append(-weights[-1] * float((row[label].exp() / row.exp().sum()).log()))
+    assert float(found) == pytest.approx(sum(terms) / sum(weights), rel=1e-5)
+    plain, ones = (predictor.losses(logits, zeros, [regions(classes)], x)["loss_cls"] for x in ((), [torch.ones(5)]))
+    assert float(plain) == pytest.approx(float(ones))
+
+
+def test_a_students_class_loss_is_soft_on_the_teachers_images_alone():
+    student, _, given, _ = soft_taught()
+    losses = []
+    for score in (None, torch.ones_like, torch.zeros_like):
+        soft = [lambda boxes, score=score: score(boxes[:, 0])] if score else [None]
+        samples = [dataclasses.replace(s, target=dataclasses.replace(s.target, background=soft[0])) for s in given]
+        torch.manual_seed(1)
+        losses.append({k: float(v.detach()) for k, v in student([*tiny_samples(), *samples]).items()})
+    plain, ones, zeros = losses
+    assert ones == pytest.approx(plain)
+    assert {name for name in plain if zeros[name] != pytest.approx(plain[name])} == {"loss_cls_pseudo"}
+
+
+@pytest.mark.parametrize("detector", ["retinanet", "cascade", "faster_rcnn_c4"])
+def test_soft_background_needs_a_faster_rcnn(detector):
+    with pytest.raises(InputError, match=r"expected a Faster R-CNN with a pyramid for SEMI.SOFT_BACKGROUND"):
+        check_settings(tiny_config(detector, "MODEL.MASK_ON", "False", *TEACHER, *SOFT))
