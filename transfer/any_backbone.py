@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor
+from torch import Tensor, nn
 
 from momentum_transfer.backbones.build import build_backbone, parse_architecture
 from momentum_transfer.backbones.timm_network import TimmArchitecture, TimmBackbone
-from momentum_transfer.backbones.trainable import layers_of
+from momentum_transfer.backbones.trainable import check_part, layers_of
 from momentum_transfer.backbones.vitdet import VitShape, describe, resample_patches, to_vitdet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.torchvision_engine.backbone import LAST
@@ -129,6 +129,16 @@ def _unused(architecture: TimmArchitecture) -> frozenset[str]:
     with torch.device("meta"):
         sum(found.sum() for found in network(torch.empty(1, 3, side, side)).values()).backward()
     return frozenset(name for name, parameter in network.named_parameters() if parameter.grad is None)
+
+
+def check_trainable(cfg: CfgNode) -> None:
+    """Raise InputError where the backbone has no such part as MODEL.BACKBONE.TRAINABLE names."""
+    if cfg.MODEL.BACKBONE.ARCH:
+        network: nn.Module = on_meta(asked_architecture(cfg))
+    else:
+        with torch.device("meta"):
+            network = build_backbone(f"resnet{cfg.MODEL.RESNETS.DEPTH}")
+    check_part(network, cfg.MODEL.BACKBONE.TRAINABLE)
 
 
 def is_plain(cfg: CfgNode) -> bool:

@@ -25,6 +25,8 @@ _BLOCK = re.compile(r"^(?:layer(\d+)|blocks)\.(\d+)\.")
 _ATTENTION = re.compile(r"(?:^|\.)attn\.(?:qkv|proj)$")
 _NORM_TYPES = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d)
 _UNTRAINED = "untrained"
+#: How the names of low-rank updates end.
+UPDATES = (".lora_a", ".lora_b")
 
 
 def layers_of(network: nn.Module) -> dict[str, int]:
@@ -88,7 +90,7 @@ def _attention(network: nn.Module) -> dict[str, nn.Linear]:
             if isinstance(module, nn.Linear) and _ATTENTION.search(name)}  # fmt: skip
 
 
-def train_only(network: nn.Module, part: str) -> None:
+def train_only(network: nn.Module, part: str, seed: int = 0) -> None:
     """Let only ``part`` of a backbone take gradients, in place.
 
     BatchNorm layers without trained parameters keep their running statistics, and normalise with them.
@@ -96,6 +98,7 @@ def train_only(network: nn.Module, part: str) -> None:
     Args:
         part: "all"; "frozen"; "last-K", the last K blocks; "norms", scales and shifts of all normalisations; "lora" or
             "lora-R", low-rank updates of rank R beside the linear layers of a ViT's attention.
+        seed: of the random half of the updates.
 
     Raises:
         InputError: the network has no such part.
@@ -113,8 +116,12 @@ def train_only(network: nn.Module, part: str) -> None:
             untrained |= {f"{name}.{key}" for key, _ in module.named_buffers()}
     if part.startswith(LORA):
         rank = int(part.partition("-")[2] or RANK)
+        generator = torch.Generator().manual_seed(seed)
         for layer in _attention(network).values():
-            _add_updates(layer, rank)
+            _add_updates(layer, rank, generator)
+    if part == FROZEN:  # drop path too
+        network.eval()
+        network.__dict__["train"] = partial(_stay, network)
     network.__dict__[_UNTRAINED] = frozenset(untrained)
 
 
@@ -152,23 +159,24 @@ class LoRALinear(nn.Linear):
         return super().forward(input) + update
 
 
-def _add_updates(layer: nn.Linear, rank: int) -> None:
+def _add_updates(layer: nn.Linear, rank: int, generator: torch.Generator) -> None:
     """Make a linear layer a `LoRALinear` in place: its tensors keep their names."""
     layer.__class__ = LoRALinear
     options: Any = {"device": layer.weight.device, "dtype": layer.weight.dtype}
-    layer.lora_a = nn.Parameter(torch.empty(rank, layer.in_features, **options))
+    bound = layer.in_features**-0.5  # peft's: He's for a slope of √5
+    random = torch.rand(rank, layer.in_features, generator=generator) * 2 * bound - bound
+    layer.lora_a = nn.Parameter(random.to(**options))
     layer.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank, **options))
-    nn.init.kaiming_uniform_(layer.lora_a, a=5**0.5)
 
 
-@torch.no_grad()
-def merge_updates(network: nn.Module) -> None:
-    """Add every low-rank update to its layer's weights, in place: the network is a plain one again."""
-    for layer in network.modules():
-        if isinstance(layer, LoRALinear):
-            layer.weight += layer.lora_b @ layer.lora_a
-            del layer.lora_a, layer.lora_b
-            object.__setattr__(layer, "__class__", nn.Linear)
+def merged_state(module: nn.Module) -> dict[str, Tensor]:
+    """The module's state with every low-rank update added to its layer's weights: that of a plain network."""
+    state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+    for name in [name for name in state if name.endswith(UPDATES[0])]:
+        layer = name.removesuffix(UPDATES[0])
+        update = state.pop(layer + UPDATES[1]) @ state.pop(name)
+        state[f"{layer}.weight"] = state[f"{layer}.weight"] + update
+    return state
 
 
 def describe_trained(parameters: Iterable[nn.Parameter]) -> str:
@@ -179,20 +187,21 @@ def describe_trained(parameters: Iterable[nn.Parameter]) -> str:
     return f"{trained:,} of {total:,} parameters are trained ({trained / max(total, 1):.2%})"
 
 
-def _untrained_names(module: nn.Module) -> set[str]:
+def untrained_names(module: nn.Module) -> set[str]:
+    """Names of the tensors that `train_only` left as the weights have them, anywhere in a module."""
     return {f"{prefix}.{name}" if prefix else name for prefix, inner in module.named_modules()
             for name in inner.__dict__.get(_UNTRAINED, ())}  # fmt: skip
 
 
 def trained_state(module: nn.Module) -> dict[str, Tensor]:
     """A module's state without what `train_only` left as its weights have it."""
-    untrained = _untrained_names(module)
+    untrained = untrained_names(module)
     return {name: tensor for name, tensor in module.state_dict().items() if name not in untrained}
 
 
 def load_trained_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load what `trained_state` gave; RuntimeError where it is not all of it, or more."""
-    untrained = _untrained_names(module)
+    untrained = untrained_names(module)
     if more := sorted(untrained.intersection(state)):
         raise RuntimeError(f"expected trained tensors alone, found {shown(more[0])}")
     kept = {name: tensor for name, tensor in module.state_dict().items() if name in untrained}

@@ -59,6 +59,8 @@ class Detectron2Engine:
             return "the linear segmentation probe is this project's own"
         if (cfg.FEW_SHOT.NOVEL and cfg.FEW_SHOT.STAGE != "base") or cfg.MODEL.ROI_BOX_HEAD.COSINE_SCALE:
             return "few-shot fine-tuning and the cosine classifier are this project's own"
+        if cfg.MODEL.BACKBONE.TRAINABLE != "all":
+            return "MODEL.BACKBONE.TRAINABLE is the torchvision engine's; set ENGINE torchvision"
         if segments and small:
             return "Detectron2's DeepLab needs a ResNet of bottlenecks, MODEL.RESNETS.DEPTH 50 or more"
         if synchronises_on_cpu(cfg):
