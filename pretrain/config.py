@@ -131,7 +131,7 @@ SETTINGS = table(
     Setting("SOLVER.GAMMA", 0.1, UNIT, "factor of the rate at a milestone"),
     Setting("SOLVER.WARMUP_EPOCHS", 10.0, Number(0, 1e9, unit="epochs"), "linear warm-up"),
     Setting("SOLVER.WARMUP_FACTOR", 0.001, UNIT, "factor of the rate at the first step"),
-    Setting("SOLVER.LAYER_DECAY", 1.0, Number(0, 1, above=True),
+    Setting("SOLVER.LAYER_DECAY", 0.8, Number(0, 1, above=True),
             "factor of the rate from each layer to the one below it, in a start from weights; 1: all alike"),
     Setting("SOLVER.HEAD_WARMUP", 0.0, Number(0, 1, below=True, note="of the run"),
             "fraction in which only the new heads are trained, in a start from weights"),
