@@ -93,8 +93,9 @@ SETTINGS = table(
     Setting("MOCO.TEACHER_PREDICTOR", False, SWITCH,
             "the teacher has a copy of the predictor, which follows the student's"),
     Setting("DATA.NAME", "imagefolder",
-            Choice(("digits", "imagefolder", "filelist", "stl10", "cifar10", "cifar100", "mnist", "fashion-mnist",
-                    "kmnist", "inaturalist")), "data set"),
+            Choice(("digits", "images", "imagefolder", "filelist", "stl10", "cifar10", "cifar100", "mnist",
+                    "fashion-mnist", "kmnist", "inaturalist")),
+            "data set; images: all below DATA.ROOT, without labels"),
     Setting("DATA.ROOT", "", ANY_PATH, "folder of the data set"),
     Setting("DATA.SPLIT", "train", PATH, "part of the data set that trains"),
     Setting("DATA.FILE_LIST", "", ANY_PATH, "DATA.NAME filelist: a file of `path label` lines"),
@@ -141,6 +142,8 @@ SETTINGS = table(
     Setting("SOLVER.WEIGHT_DECAY", 0.0001, Number(0, 1e9), "weight decay"),
     Setting("SOLVER.ETA", 0.001, POSITIVE, "LARS's trust coefficient"),
     Setting("RUN.DEVICE", "auto", DEVICE, "auto: cuda where there is one, else cpu"),
+    Setting("RUN.MINUTES", 0.0, Number(0, 1e6, unit="minutes", note="0: SOLVER's length"),
+            "budget from which sizes, batch and steps follow, unless they are given"),
     Setting("RUN.PRECISION", "float32", Choice(("float32", "bf16", "fp16")), "bf16, fp16: autocast"),
     Setting("RUN.CHANNELS_LAST", False, SWITCH, "memory layout of images and convolutions"),
     Setting("RUN.COMPILE", False, SWITCH, "torch.compile"),
@@ -202,6 +205,8 @@ def _contradictions(cfg: CfgNode) -> Iterator[str]:
             f"expected NORM.GROUP_SIZE to divide a micro-batch of {micro} images, found {cfg.NORM.GROUP_SIZE}; give "
             f"NORM.GROUP_SIZE {micro}, or another batch"
         )
+    if cfg.DATA.NAME == "images" and cfg.METHOD.NAME == "supervised":
+        yield "expected a method without labels with DATA.NAME images, found supervised; take DATA.NAME imagefolder"
     if cfg.MODEL.WEIGHTS and cfg.METHOD.NAME == "random":
         yield "expected no weights with METHOD.NAME random, whose network is random, found some; leave --weights out"
     if cfg.MODEL.TRAINABLE.startswith(("frozen", "lora")):

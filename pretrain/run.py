@@ -27,6 +27,7 @@ from momentum_transfer.core.samplers import ordered_loader
 from momentum_transfer.images.content import fingerprint
 from momentum_transfer.images.datasets import LabelledImages
 from momentum_transfer.images.subsets import full_size, without_class
+from momentum_transfer.pretrain.budget import settle_budget
 from momentum_transfer.pretrain.methods import Method, build_method
 from momentum_transfer.pretrain.monitor import KnnMonitor, shuffled_subset
 from momentum_transfer.pretrain.optimizers import build_optimizer
@@ -100,9 +101,10 @@ def _check_precision(cfg: CfgNode, device: torch.device) -> None:
 def prepare(cfg: CfgNode, device: torch.device, checkpoints: CheckpointFolder, preset: CfgNode | None = None) -> Run:
     """Data, plan, model and optimizer of the settings, on the device; logs the plan and what is unusual in it."""
     _check_precision(cfg, device)
-    start = read_start(cfg)
+    start = read_start(cfg, preset)
     cfg = start.cfg if start else cfg
     images = build_images(cfg, cfg.DATA.SPLIT)
+    cfg = settle_budget(cfg, preset, images, device, checkpoints)
     plan = make_plan(cfg, len(images), full_size(images), distributed.world_size())
     cfg = settle_views(cfg, images, plan.micro_batch, device, checkpoints)
     batches = TrainingBatches(cfg, images, plan, device)
@@ -164,8 +166,8 @@ def estimate(cfg: CfgNode, images: LabelledImages, network: nn.Module, device: t
 def _knn_monitor(cfg: CfgNode, images: LabelledImages, device: torch.device) -> KnnMonitor | None:
     if cfg.RUN.KNN_EVERY <= 0:
         return None
-    if cfg.DATA.NAME == "filelist":
-        raise InputError("expected RUN.KNN_EVERY 0 with DATA.NAME filelist, whose one list has no held-out part; score "
+    if cfg.DATA.NAME in ("filelist", "images"):
+        raise InputError(f"expected RUN.KNN_EVERY 0 with DATA.NAME {cfg.DATA.NAME}, which has no held-out part; score "
                          "the exported backbone with tools/lowshot.py knn")  # fmt: skip
     held_out = evaluation_images(cfg, build_images(cfg, cfg.RUN.KNN_SPLIT, held_out=True))
     bank = evaluation_images(cfg, without_class(images, "unlabeled"))  # STL-10's unlabelled images cannot vote

@@ -70,8 +70,10 @@ class Start:
         return {f"student.backbone.{name}": factor for name, factor in found.items()}
 
 
-def read_start(cfg: CfgNode) -> Start | None:
-    """The weights of MODEL.WEIGHTS, held against MODEL.ARCH and the digest; None where a run starts at random.
+def read_start(cfg: CfgNode, preset: CfgNode | None = None) -> Start | None:
+    """The weights of MODEL.WEIGHTS, compared with MODEL.ARCH and the digest; None where a run starts at random.
+
+    Under RUN.MINUTES the network is that of the weights, unless MODEL.ARCH differs from ``preset``, the config's own.
 
     Raises:
         InputError: no such weights, those of another network, another digest, or a part or rates that the network does
@@ -83,8 +85,16 @@ def read_start(cfg: CfgNode) -> Start | None:
             raise InputError("expected --weights of the digest MODEL.WEIGHTS_SHA256, found none; give both or neither")
         return None
     asked = named_architecture(model.ARCH, model.WIDTH, model.STEM)
-    source = load_backbone(model.WEIGHTS, architecture=asked if isinstance(asked, TimmArchitecture) else None)
+    follows = (
+        cfg.RUN.MINUTES
+        and preset is not None
+        and asked == named_architecture(preset.MODEL.ARCH, preset.MODEL.WIDTH, preset.MODEL.STEM)
+    )
+    named = asked if isinstance(asked, TimmArchitecture) and not follows else None
+    source = load_backbone(model.WEIGHTS, architecture=named)
     found = source.architecture
+    if follows:
+        asked = found
     same = found == asked
     if isinstance(found, TimmArchitecture) and isinstance(asked, TimmArchitecture):
         same = found.name.partition(".")[0] == asked.name.partition(".")[0]
@@ -110,6 +120,9 @@ def read_start(cfg: CfgNode) -> Start | None:
     settled = cfg.clone()
     settled.defrost()
     settled.MODEL.WEIGHTS_SHA256 = source.sha256
+    settled.MODEL.ARCH = str(asked)
+    if isinstance(asked, Architecture):
+        settled.MODEL.ARCH, settled.MODEL.WIDTH, settled.MODEL.STEM = asked.name, asked.width, asked.stem
     settled.freeze()
     return Start(settled, source)
 

@@ -35,8 +35,8 @@ _BY_NAME = {
 #: Not among them is what alters the arithmetic: RUN.PRECISION, RUN.COMPILE, RUN.CHANNELS_LAST and RUN.DEVICE change
 #: the rounding, RUN.CALIBRATION_BATCHES the random baseline.
 FREE_IN_PRETRAINING = ("OUTPUT_DIR", "MODEL.WEIGHTS", "DATA.ROOT", "DATA.WORKERS", "DATA.MEMORY_FRACTION",
-                       "DATA.MAX_UNREADABLE", "RUN.CHECKPOINT_EVERY", "RUN.KEEP", "RUN.LOG_EVERY", "RUN.KNN_EVERY",
-                       "RUN.KNN_SPLIT", "RUN.EXPORT_EVERY")  # fmt: skip
+                       "DATA.MAX_UNREADABLE", "RUN.MINUTES", "RUN.CHECKPOINT_EVERY", "RUN.KEEP", "RUN.LOG_EVERY",
+                       "RUN.KNN_EVERY", "RUN.KNN_SPLIT", "RUN.EXPORT_EVERY")  # fmt: skip
 #: Settings of a pretraining that starts from weights: they count where there are some.
 _WEIGHTS_SHA256 = "MODEL.WEIGHTS_SHA256"
 _FROM_WEIGHTS = (_WEIGHTS_SHA256, "MODEL.TRAINABLE", "NORM.WEIGHTS_STATISTICS", "SOLVER.LAYER_DECAY",
