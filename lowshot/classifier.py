@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from momentum_transfer.backbones.build import Backbone
+from momentum_transfer.backbones.trainable import load_trained_state, trained_state
 from momentum_transfer.core import checkpoints, distributed
 from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.command import Stopped, stop_signals
@@ -98,6 +99,7 @@ class Result:
     top5: float
     learning_rate: float
     hits: dict[str, np.ndarray]  # by metric, [N] bool: whether each test image was right
+    trained: int = 0  # parameters of the backbone that were trained
 
 
 @dataclass(frozen=True)
@@ -156,14 +158,14 @@ class Run:
         checkpoints.check_step(state["step"], self.total, newest)
         with checkpoints.fitting(newest):
             for name, module in self.modules.items():
-                module.load_state_dict(state["modules"][name])
+                load_trained_state(module, state["modules"][name])
             checkpoints.load_optimizer(self.optimizer, state["optimizer"], newest)
         return int(state["step"])
 
     def save(self, step: int) -> None:
         """Write the state after ``step`` steps (rank 0 only)."""
         if distributed.is_main():
-            modules = {name: module.state_dict() for name, module in self.modules.items()}
+            modules = {name: trained_state(module) for name, module in self.modules.items()}
             state = {"format": checkpoints.FORMAT, "step": step, "total": self.total, "modules": modules}
             CheckpointFolder(self.folder, keep=1).save(step, {**state, "optimizer": self.optimizer.state_dict()})
         distributed.barrier()

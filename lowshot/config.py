@@ -14,6 +14,7 @@ from momentum_transfer.core.ranges import (
     POSITIVE,
     SEED,
     SWITCH,
+    TRAINABLE,
     Choice,
     Many,
     Momentum,
@@ -112,6 +113,8 @@ SETTINGS = table(
     *_training("LINEAR", ("m2", "rcf-sgd", "rcf-lars", "eman", "simsiam", "own"), 1.0),
     Setting("LINEAR.CACHED", False, SWITCH, "classifiers on stored features, no augmentation: seconds, other numbers"),
     *_training("FINETUNE", ("m2", "supervised", "eman", "own"), 0.01),
+    Setting("FINETUNE.TRAINABLE", "all", TRAINABLE,
+            "part of the backbone that is trained; frozen: linear evaluation with this protocol's schedule"),
     *_training("FIXMATCH", (
         "fixmatch", "eman", "ema-bn", "syncbn", "shufflebn", "gn", "in", "eman-0.9", "eman-0.99999", "teacher-pn",
         "teacher-pn-0.999", "student-pn", "student-pn-0.999", "momentum-bn",

@@ -13,6 +13,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from momentum_transfer.backbones.read import SourceBackbone
+from momentum_transfer.backbones.trainable import check_part
 from momentum_transfer.core import distributed
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import InputError, counted
@@ -239,12 +240,16 @@ def _finetune(
     """Fine-tuning on the labelled images, see lowshot/finetune.py."""
     node, preset = cfg.FINETUNE, presets.finetune_preset(cfg.FINETUNE)
     data = images.labelled(node.WORKERS)
-    for trial in _trials(cfg, "FINETUNE", node.PRESET, preset.batch_size, data, source):
+    part = node.TRAINABLE
+    protocol = node.PRESET + (f"/{part}" if part != "all" else "")
+    for trial in _trials(cfg, "FINETUNE", protocol, preset.batch_size, data, source):
         if not wanted(trial.task, trial.protocol, trial.index):
             continue
         build = inputs.backbone_builder(cfg, source, trial.setup.seed)
-        found = evaluate_finetune(data, build, node.FRACTION, preset, trial.setup)
-        yield trial.scores({"top1": found.top1, "top5": found.top5}, found.hits, learning_rate=found.learning_rate)
+        found = evaluate_finetune(data, build, node.FRACTION, preset, trial.setup, part)
+        about: dict[str, float] = {"learning_rate": found.learning_rate}
+        about |= {"trained_parameters": found.trained} if part != "all" else {}
+        yield trial.scores({"top1": found.top1, "top5": found.top5}, found.hits, None, **about)
 
 
 def _fixmatch(
@@ -289,6 +294,8 @@ def check_network(cfg: CfgNode, command: str, source: SourceBackbone | None) -> 
     with torch.device("meta"):
         if command == "fixmatch":
             _fixmatch_setting(cfg, source)
+        elif command == "finetune":
+            check_part(inputs.backbone_builder(cfg, source)(), cfg.FINETUNE.TRAINABLE)
         elif source is not None:
             StageFeatures(source.build(), cfg.FEATURES.LAYER, cfg.FEATURES.POOL)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from momentum_transfer.backbones.build import Backbone
+from momentum_transfer.backbones.trainable import describe_trained, train_only
 from momentum_transfer.core import distributed
 from momentum_transfer.core.log import say
 from momentum_transfer.lowshot.classifier import Classifier, Result, Run, Setup, accuracy, fit, shared_over_processes
@@ -26,13 +27,15 @@ _PRECISE_BN_BATCHES = 200
 
 
 def evaluate_finetune(
-    data: LabelledData, build: Callable[[], Backbone], fraction: float, preset: FinetunePreset, setup: Setup
-) -> Result:
+    data: LabelledData, build: Callable[[], Backbone], fraction: float, preset: FinetunePreset, setup: Setup,
+    part: str = "all",
+) -> Result:  # fmt: skip
     """Search the backbone's learning rate if the preset has several, train on all labelled rows, score the test set.
 
     Args:
         build: a fresh copy of the pretrained backbone.
         fraction: of the labels, which chooses the classifier's rate and the number of epochs.
+        part: of the backbone that is trained (``backbones.trainable``).
     """
     best = preset.learning_rates[0]
     if len(preset.learning_rates) > 1:
@@ -40,27 +43,35 @@ def evaluate_finetune(
         found = []
         for rate in preset.learning_rates:
             search = replace(setup, rows=fitted, folder=setup.folder / f"search_{rate:g}")
-            model = _train(data, build, fraction, preset, rate, search)
+            model = _train(data, build, fraction, preset, rate, search, part)
             on_held, _ = accuracy(model, data.held_out(held, setup.batch_size), setup.device)
             found.append(float(on_held["top1"]))
         best = preset.learning_rates[int(np.argmax(found))]
-    model = _train(data, build, fraction, preset, best, replace(setup, folder=setup.folder / "final"))
+    model = _train(data, build, fraction, preset, best, replace(setup, folder=setup.folder / "final"), part)
     on_test, hits = accuracy(model, data.testing(setup.batch_size), setup.device)
-    return Result(float(on_test["top1"]), float(on_test["top5"]), best, hits)
+    trained = sum(p.numel() for p in model.backbone.parameters() if p.requires_grad)
+    return Result(float(on_test["top1"]), float(on_test["top5"]), best, hits, trained)
 
 
 def _train(
     data: LabelledData, build: Callable[[], Backbone], fraction: float, preset: FinetunePreset, rate: float,
-    setup: Setup,
+    setup: Setup, part: str,
 ) -> Classifier:  # fmt: skip
     model = Classifier(build(), data.num_classes, setup.seed).to(setup.device)
     model.requires_grad_(True)
+    train_only(model.backbone, part, setup.seed)
+    if part != "all":
+        say(f"backbone, {part}: {describe_trained(model.backbone.parameters())}")
     schedule, scale = preset.schedule(fraction), setup.batch_size / preset.batch_size
     run = Run(
         modules={"model": model},
         groups=[
-            {"params": list(model.backbone.parameters()), "lr": rate * scale},
-            {"params": list(model.fc.parameters()), "lr": preset.rate_of_head(rate, fraction) * scale},
+            {"params": parameters, "lr": lr * scale}
+            for parameters, lr in (
+                ([p for p in model.backbone.parameters() if p.requires_grad], rate),
+                (list(model.fc.parameters()), preset.rate_of_head(rate, fraction)),
+            )
+            if parameters
         ],
         schedule=schedule,
         total=steps_of(schedule.epochs, len(setup.rows), setup.batch_size),
@@ -98,7 +109,7 @@ def _recompute_statistics(model: nn.Module, images: Iterable[Tensor], count: int
             for layer in layers:
                 _average_over_processes(layer.get_buffer("running_mean"), layer.get_buffer("running_var"))
     else:
-        say("the network has no batch normalisation: no statistics to compute again")
+        say("no batch normalisation whose statistics are trained: none to compute again")
     model.eval()
 
 

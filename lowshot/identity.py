@@ -79,6 +79,8 @@ def decisive(cfg: CfgNode) -> CfgNode:
     same.defrost()
     free = [setting for setting in SETTINGS.values() if setting.decides == NOTHING]
     same.merge_from_list([word for setting in free for word in (setting.key, setting.default)])
+    if same.FINETUNE.TRAINABLE == "all":
+        del same.FINETUNE["TRAINABLE"]  # so that it is no part of the name of settings without it
     return same
 
 

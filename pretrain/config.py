@@ -17,12 +17,14 @@ from momentum_transfer.core.ranges import (
     POSITIVE,
     SEED,
     SWITCH,
+    TRAINABLE,
     UNIT,
     Choice,
     Many,
     Momentum,
     Number,
     Setting,
+    Words,
     add_defaults,
     check,
     refuse,
@@ -50,6 +52,10 @@ SETTINGS = table(
     Setting("MODEL.WIDTH", 64, _count(4096, "channels"), "width of a ResNet's stem"),
     Setting("MODEL.STEM", "imagenet", Choice(("imagenet", "small")),
             "stem of a ResNet; small: for images of about 32 px"),
+    Setting("MODEL.WEIGHTS", "", ANY_PATH, "weights that student and teacher start from, any that convert reads"),
+    Setting("MODEL.WEIGHTS_SHA256", "", Words(r"([0-9a-f]{64})?", "as 64 hexadecimal digits, or ''"),
+            "digest of MODEL.WEIGHTS, filled in by the run; given, the weights must have it"),
+    Setting("MODEL.TRAINABLE", "all", TRAINABLE, "part of the backbone that a start from weights trains"),
     Setting("HEAD.HIDDEN", 4096, _count(2**20, "units"), "hidden units of the projector"),
     Setting("HEAD.OUTPUT", 256, _count(2**20, "units"), "outputs of projector and predictor"),
     Setting("HEAD.PREDICTOR_HIDDEN", 0, _count(2**20, "units", low=0, note="0: as HEAD.HIDDEN"),
@@ -66,6 +72,9 @@ SETTINGS = table(
             Choice(("BN", "SyncBN", "ShuffleBN", "GN", "IN", "EMAN", "TeacherPN", "StudentPN", "MomentumBN")),
             "normalisation of the teacher"),
     Setting("NORM.STUDENT_MOMENTUM", 0.1, MOMENTUM, "momentum of BN's running statistics"),
+    Setting("NORM.WEIGHTS_STATISTICS", "moving", Choice(("moving", "estimated", "frozen")),
+            "BN of a start from weights: moving: from the weights' statistics on; estimated: from those of "
+            "RUN.CALIBRATION_BATCHES batches of the new images on; frozen: the weights' normalise throughout"),
     Setting("NORM.STATISTICS_MOMENTUM", -1.0, Momentum(negative="that of the parameters"),
             "momentum of EMAN's statistics"),
     Setting("NORM.PROXY_MOMENTUM", 0.1, MOMENTUM, "momentum of TeacherPN's history"),
@@ -84,8 +93,9 @@ SETTINGS = table(
     Setting("MOCO.TEACHER_PREDICTOR", False, SWITCH,
             "the teacher has a copy of the predictor, which follows the student's"),
     Setting("DATA.NAME", "imagefolder",
-            Choice(("digits", "imagefolder", "filelist", "stl10", "cifar10", "cifar100", "mnist", "fashion-mnist",
-                    "kmnist", "inaturalist")), "data set"),
+            Choice(("digits", "images", "imagefolder", "filelist", "stl10", "cifar10", "cifar100", "mnist",
+                    "fashion-mnist", "kmnist", "inaturalist")),
+            "data set; images: all below DATA.ROOT, without labels"),
     Setting("DATA.ROOT", "", ANY_PATH, "folder of the data set"),
     Setting("DATA.SPLIT", "train", PATH, "part of the data set that trains"),
     Setting("DATA.FILE_LIST", "", ANY_PATH, "DATA.NAME filelist: a file of `path label` lines"),
@@ -122,12 +132,18 @@ SETTINGS = table(
     Setting("SOLVER.GAMMA", 0.1, UNIT, "factor of the rate at a milestone"),
     Setting("SOLVER.WARMUP_EPOCHS", 10.0, Number(0, 1e9, unit="epochs"), "linear warm-up"),
     Setting("SOLVER.WARMUP_FACTOR", 0.001, UNIT, "factor of the rate at the first step"),
+    Setting("SOLVER.LAYER_DECAY", 0.8, Number(0, 1, above=True),
+            "factor of the rate from each layer to the one below it, in a start from weights; 1: all alike"),
+    Setting("SOLVER.HEAD_WARMUP", 0.0, Number(0, 1, below=True, note="of the run"),
+            "fraction in which only the new heads are trained, in a start from weights"),
     Setting("SOLVER.FIXED_PREDICTOR_LR", False, SWITCH, "the predictor's rate does not fall (SimSiam)"),
     Setting("SOLVER.MOMENTUM", 0.9, Number(0, 1, note="of the gradients that came before, as in torch's SGD"),
             "momentum of SGD and LARS"),
     Setting("SOLVER.WEIGHT_DECAY", 0.0001, Number(0, 1e9), "weight decay"),
     Setting("SOLVER.ETA", 0.001, POSITIVE, "LARS's trust coefficient"),
     Setting("RUN.DEVICE", "auto", DEVICE, "auto: cuda where there is one, else cpu"),
+    Setting("RUN.MINUTES", 0.0, Number(0, 1e6, unit="minutes", note="0: SOLVER's length"),
+            "budget from which sizes, batch and steps follow, unless they are given"),
     Setting("RUN.PRECISION", "float32", Choice(("float32", "bf16", "fp16")), "bf16, fp16: autocast"),
     Setting("RUN.CHANNELS_LAST", False, SWITCH, "memory layout of images and convolutions"),
     Setting("RUN.COMPILE", False, SWITCH, "torch.compile"),
@@ -140,7 +156,7 @@ SETTINGS = table(
             "epochs between kNN scores on the held-out split"),
     Setting("RUN.KNN_SPLIT", "val", PATH, "held-out split of the kNN scores"),
     Setting("RUN.CALIBRATION_BATCHES", 20, _count(_MANY, "batches"),
-            "batches that give the random baseline its statistics"),
+            "batches that give the random baseline, or NORM.WEIGHTS_STATISTICS estimated, its statistics"),
     free=FREE_IN_PRETRAINING,
 )  # fmt: skip
 
@@ -188,6 +204,20 @@ def _contradictions(cfg: CfgNode) -> Iterator[str]:
         yield (
             f"expected NORM.GROUP_SIZE to divide a micro-batch of {micro} images, found {cfg.NORM.GROUP_SIZE}; give "
             f"NORM.GROUP_SIZE {micro}, or another batch"
+        )
+    if cfg.DATA.NAME == "images" and cfg.METHOD.NAME == "supervised":
+        yield "expected a method without labels with DATA.NAME images, found supervised; take DATA.NAME imagefolder"
+    if cfg.MODEL.WEIGHTS and cfg.METHOD.NAME == "random":
+        yield "expected no weights with METHOD.NAME random, whose network is random, found some; leave --weights out"
+    if cfg.MODEL.TRAINABLE.startswith(("frozen", "lora")):
+        yield (
+            f"expected MODEL.TRAINABLE of all, last-K, norms in pretraining, found {cfg.MODEL.TRAINABLE}: the teacher "
+            "follows trained weights of the student's own; choose one of these"
+        )
+    if cfg.MODEL.WEIGHTS and cfg.NORM.STUDENT in ("GN", "IN"):
+        yield (
+            f"expected NORM.STUDENT of BN, SyncBN, MomentumBN with weights, found {cfg.NORM.STUDENT}: another function "
+            "than the weights were trained as; choose one of these"
         )
     if cfg.METHOD.NAME == "moco" and moco.TEACHER_PREDICTOR and not moco.PREDICTOR:
         yield "expected MOCO.PREDICTOR True under MOCO.TEACHER_PREDICTOR, found False: the teacher's is a copy of it"

@@ -1,5 +1,6 @@
 """The optimizers of pretraining by name: SGD, AdamW and LARS, with the papers' parameter groups."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ OPTIMIZERS = ("sgd", "lars", "adamw")
 
 
 def build_optimizer(
-    module: nn.Module, name: str, *, lr: float, momentum: float, weight_decay: float, eta: float, fixed_lr: str = ""
-) -> Optimizer:
+    module: nn.Module, name: str, *, lr: float, momentum: float, weight_decay: float, eta: float, fixed_lr: str = "",
+    factors: Mapping[str, float] | None = None,
+) -> Optimizer:  # fmt: skip
     """The optimizer over the module's trainable parameters.
 
     SGD decays all parameters, as the papers do on one machine; AdamW all but biases and normalisation; LARS leaves
@@ -24,17 +26,19 @@ def build_optimizer(
         module: its frozen parameters (a teacher's) are left out.
         name: "sgd", "lars" or "adamw", which has no momentum; only LARS has an eta.
         fixed_lr: parameters whose name contains this keep their rate (group key ``fixed``): SimSiam's predictor.
+        factors: parameter name -> factor of its rate (group key ``lr_scale``), 1 where it is not named.
     """
     Choice(OPTIMIZERS).require("SOLVER.OPTIMIZER", name)
-    groups: dict[tuple[bool, bool], list[Tensor]] = {}
+    groups: dict[tuple[bool, bool, float], list[Tensor]] = {}
     for key, parameter in module.named_parameters():
         if parameter.requires_grad:
             fixed = bool(fixed_lr) and fixed_lr in key
             excluded = name != "sgd" and parameter.dim() <= 1  # biases, and normalisations' scale and shift
-            groups.setdefault((fixed, excluded), []).append(parameter)
+            groups.setdefault((fixed, excluded, (factors or {}).get(key, 1.0)), []).append(parameter)
     described = [
         {"params": params, "fixed": fixed, "weight_decay": 0.0 if excluded else weight_decay, "excluded": excluded}
-        for (fixed, excluded), params in groups.items()
+        | ({} if factor == 1.0 else {"lr_scale": factor})
+        for (fixed, excluded, factor), params in groups.items()
     ]
     if name == "sgd":
         return _sgd(described, lr, momentum)
@@ -60,6 +64,6 @@ def _sgd(groups: list[dict[str, Any]], lr: float, momentum: float) -> SGD:
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float, base: float) -> None:
-    """Sets every group's rate: ``lr``, or the undecayed ``base`` for groups marked ``fixed``."""
+    """Sets every group's rate: ``lr``, or the undecayed ``base`` for groups marked ``fixed``, times ``lr_scale``."""
     for group in optimizer.param_groups:
-        group["lr"] = base if group.get("fixed") else lr
+        group["lr"] = (base if group.get("fixed") else lr) * group.get("lr_scale", 1.0)

@@ -19,7 +19,7 @@ from momentum_transfer.core.log import say
 from momentum_transfer.core.machine import available_cores
 from momentum_transfer.core.samplers import Batches, Place, training_loader, whole_steps
 from momentum_transfer.core.settings import learned_settings
-from momentum_transfer.images.datasets import build_dataset, kept_in_memory, unlabelled_folder
+from momentum_transfer.images.datasets import build_dataset, every_image, kept_in_memory, unlabelled_folder
 from momentum_transfer.images.device_views import CanvasDataset, build_device_views
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import select
@@ -34,6 +34,10 @@ _SAMPLE = 16  # images that are timed
 def build_images(cfg: CfgNode, split: str, *, held_out: bool = False) -> LabelledImages:
     """The images of a split under the settings' subsets; of ``held_out`` ones only the classes are restricted."""
     data = cfg.DATA
+    if data.NAME == "images":
+        every = every_image(data.ROOT, data.MAX_UNREADABLE)
+        say(f"{len(every)} images below {data.ROOT}, without labels")
+        return select(every, sample_fraction=data.SAMPLE_FRACTION, seed=cfg.SEED)
     if data.NAME == "imagefolder" and cfg.METHOD.NAME != "supervised" and not held_out:
         unlabelled = unlabelled_folder(data.ROOT, split, data.MAX_UNREADABLE) if data.ROOT else None
         if unlabelled is not None:

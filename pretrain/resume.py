@@ -43,6 +43,7 @@ def capture(run: Run, step: int) -> dict[str, Any]:
         "optimizer": run.optimizer.state_dict(),
         "scaler": run.scaler.state_dict(),
         "processes": processes,
+        **({"weights": run.start.source.name} if run.start else {}),
     }
 
 

@@ -10,26 +10,30 @@ from functools import cached_property
 
 import torch
 from fvcore.common.config import CfgNode
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from momentum_transfer.backbones.norms import use_fused_sync
+from momentum_transfer.backbones.trainable import describe_trained
 from momentum_transfer.core import distributed
 from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.devices import workers_without_measuring
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.log import say, warn
+from momentum_transfer.core.log import ProgressLine, say, warn
 from momentum_transfer.core.machine import keep_freed_memory
+from momentum_transfer.core.samplers import ordered_loader
 from momentum_transfer.images.content import fingerprint
 from momentum_transfer.images.datasets import LabelledImages
 from momentum_transfer.images.subsets import full_size, without_class
+from momentum_transfer.pretrain.budget import settle_budget
 from momentum_transfer.pretrain.methods import Method, build_method
-from momentum_transfer.pretrain.monitor import KnnMonitor
+from momentum_transfer.pretrain.monitor import KnnMonitor, shuffled_subset
 from momentum_transfer.pretrain.optimizers import build_optimizer
 from momentum_transfer.pretrain.pipeline import TrainingBatches, build_images, evaluation_images, settle_views
 from momentum_transfer.pretrain.plan import PretrainingPlan, concerns, describe, make_plan
+from momentum_transfer.pretrain.start import Start, estimate_statistics, read_start
 
 
 def compile_networks(method: Method, device: torch.device) -> None:
@@ -74,6 +78,7 @@ class Run:
     method: Method
     optimizer: Optimizer
     scaler: GradScaler
+    start: Start | None  # the weights that it starts from
     knn: KnnMonitor | None
     unlogged: dict[str, list[float]] = field(default_factory=dict)  # metrics since the last line of the log
 
@@ -96,7 +101,10 @@ def _check_precision(cfg: CfgNode, device: torch.device) -> None:
 def prepare(cfg: CfgNode, device: torch.device, checkpoints: CheckpointFolder, preset: CfgNode | None = None) -> Run:
     """Data, plan, model and optimizer of the settings, on the device; logs the plan and what is unusual in it."""
     _check_precision(cfg, device)
+    start = read_start(cfg, preset)
+    cfg = start.cfg if start else cfg
     images = build_images(cfg, cfg.DATA.SPLIT)
+    cfg = settle_budget(cfg, preset, images, device, checkpoints)
     plan = make_plan(cfg, len(images), full_size(images), distributed.world_size())
     cfg = settle_views(cfg, images, plan.micro_batch, device, checkpoints)
     batches = TrainingBatches(cfg, images, plan, device)
@@ -107,10 +115,18 @@ def prepare(cfg: CfgNode, device: torch.device, checkpoints: CheckpointFolder, p
             warn(line)
     torch.manual_seed(cfg.SEED)  # the same weights on every process
     method = build_method(cfg, len(images.classes)).to(device)
+    if start:
+        if cfg.NORM.WEIGHTS_STATISTICS == "estimated" and checkpoints.last() is None:
+            estimate(cfg, images, start.network.to(device), device)
+        start.give(method)
     if device.type == "cuda":
         use_fused_sync(method)
     else:
         keep_freed_memory()
+    if start:
+        start.freeze(method)
+        say(f"student and teacher start from {start.source.name}; "
+            f"backbone: {describe_trained(method.backbone('student').parameters())}")  # fmt: skip
     if cfg.RUN.CHANNELS_LAST:
         method = method.to(memory_format=torch.channels_last)
     torch.manual_seed(cfg.SEED + 1 + distributed.rank())
@@ -123,16 +139,35 @@ def prepare(cfg: CfgNode, device: torch.device, checkpoints: CheckpointFolder, p
         weight_decay=solver.WEIGHT_DECAY,
         eta=solver.ETA,
         fixed_lr="predictor" if solver.FIXED_PREDICTOR_LR else "",
+        factors=start.factors() if start else None,
     )
     scaler = GradScaler(device.type, enabled=cfg.RUN.PRECISION == "fp16")
-    return Run(cfg, device, plan, images, batches, method, optimizer, scaler, _knn_monitor(cfg, images, device))
+    monitor = _knn_monitor(cfg, images, device)
+    return Run(cfg, device, plan, images, batches, method, optimizer, scaler, start, monitor)
+
+
+def estimate(cfg: CfgNode, images: LabelledImages, network: nn.Module, device: torch.device) -> int:
+    """Set a network's BN statistics to those of RUN.CALIBRATION_BATCHES batches; returns how many images that were."""
+    batch = cfg.SOLVER.BATCH_SIZE
+    count = min(cfg.RUN.CALIBRATION_BATCHES, len(images) // batch)
+    subset = shuffled_subset(evaluation_images(cfg, images), batch * count, cfg.SEED)
+    loader = ordered_loader(subset, batch, workers=workers_without_measuring(cfg.DATA.WORKERS))
+    with ProgressLine("BN statistics of the new images: batches", count) as line:
+
+        def batches() -> Iterator[Tensor]:
+            for tensors, _ in loader:
+                line.advance()
+                yield tensors.to(device)
+
+        estimate_statistics(network, batches(), count)
+    return batch * count
 
 
 def _knn_monitor(cfg: CfgNode, images: LabelledImages, device: torch.device) -> KnnMonitor | None:
     if cfg.RUN.KNN_EVERY <= 0:
         return None
-    if cfg.DATA.NAME == "filelist":
-        raise InputError("expected RUN.KNN_EVERY 0 with DATA.NAME filelist, whose one list has no held-out part; score "
+    if cfg.DATA.NAME in ("filelist", "images"):
+        raise InputError(f"expected RUN.KNN_EVERY 0 with DATA.NAME {cfg.DATA.NAME}, which has no held-out part; score "
                          "the exported backbone with tools/lowshot.py knn")  # fmt: skip
     held_out = evaluation_images(cfg, build_images(cfg, cfg.RUN.KNN_SPLIT, held_out=True))
     bank = evaluation_images(cfg, without_class(images, "unlabeled"))  # STL-10's unlabelled images cannot vote

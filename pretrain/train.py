@@ -15,22 +15,21 @@ from momentum_transfer.backbones.convert import export_backbone
 from momentum_transfer.core import distributed
 from momentum_transfer.core.checkpoints import CheckpointFolder, load
 from momentum_transfer.core.command import Stopped, stop_signals
-from momentum_transfer.core.devices import choose_device, workers_without_measuring
+from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import write_text
 from momentum_transfer.core.log import ProgressLine, say
 from momentum_transfer.core.loggers import Metrics
 from momentum_transfer.core.run_lock import alone_in
-from momentum_transfer.core.samplers import ordered_loader
 from momentum_transfer.core.settings import dump, pretraining_hash
 from momentum_transfer.pretrain import resume
 from momentum_transfer.pretrain.config import check_settings
 from momentum_transfer.pretrain.methods.baselines import RandomBackbone
-from momentum_transfer.pretrain.monitor import non_finite_tensors, shuffled_subset
+from momentum_transfer.pretrain.monitor import non_finite_tensors
 from momentum_transfer.pretrain.optimizers import set_learning_rate
-from momentum_transfer.pretrain.pipeline import Batch, evaluation_images
+from momentum_transfer.pretrain.pipeline import Batch
 from momentum_transfer.pretrain.plan import learning_rate_at
-from momentum_transfer.pretrain.run import Run, compile_errors, distribute, prepare
+from momentum_transfer.pretrain.run import Run, compile_errors, distribute, estimate, prepare
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -68,7 +67,8 @@ def _work(run: Run, checkpoints: CheckpointFolder, resuming: bool, stop_after: i
     first = _start_or_resume(run, checkpoints, resuming)
     if isinstance(run.method, RandomBackbone):
         if first == 0:
-            _calibrate(run, run.method)
+            count = estimate(run.cfg, run.images, run.method.backbone(), run.device)
+            say(f"random weights; BN statistics calibrated on {count} training images")
             _save(run, checkpoints, 1)
     elif stop_after is not None and first >= stop_after and first < run.plan.steps:
         raise InputError(f"expected --stop-after beyond the {counted(first, 'step')} done, found {stop_after}")
@@ -160,6 +160,9 @@ def _step(run: Run, model: nn.Module, batches: Iterator[Batch], step: int) -> di
         for name, value in outputs.items():
             totals[name] = totals.get(name, 0) + value.detach() / plan.accumulate
     method.commit_statistics()  # Momentum BN: the history moves once a step
+    if run.start and progress < run.cfg.SOLVER.HEAD_WARMUP:
+        for parameter in method.backbone("student").parameters():
+            parameter.grad = None  # the optimizer leaves it, its momentum and its decay alone
     _check_finite(run, totals, step, {"view 1": view1, "view 2": view2})
     run.scaler.step(optimizer)
     run.scaler.update()
@@ -218,24 +221,6 @@ def _knn(run: Run, metrics: Metrics, done: int) -> None:
     distributed.barrier()
 
 
-def _calibrate(run: Run, method: RandomBackbone) -> None:
-    """The random baseline: BN statistics over training images, in their evaluation form."""
-    cfg = run.cfg
-    batch, count = cfg.SOLVER.BATCH_SIZE, cfg.RUN.CALIBRATION_BATCHES
-    count = min(count, len(run.images) // batch)
-    subset = shuffled_subset(evaluation_images(cfg, run.images), batch * count, cfg.SEED)
-    loader = ordered_loader(subset, batch, workers=workers_without_measuring(cfg.DATA.WORKERS))
-    with ProgressLine("BN statistics of the random network: batches", count) as line:
-
-        def batches() -> Iterator[Tensor]:
-            for images, _ in loader:
-                line.advance()
-                yield images.to(run.device)
-
-        method.calibrate(batches(), count)
-    say(f"random weights; BN statistics calibrated on {batch * count} training images")
-
-
 def _export_on_the_way(run: Run, done: int) -> None:
     """Every RUN.EXPORT_EVERY epochs a backbone under its own name, for RCF's figure 7."""
     every = run.cfg.RUN.EXPORT_EVERY
@@ -256,6 +241,7 @@ def _export(run: Run, path: Path | None = None, steps: int | None = None) -> Pat
             "norm_student": cfg.NORM.STUDENT,
             "norm_teacher": cfg.NORM.TEACHER if "teacher" in run.method.networks() else "",
             "config_hash": pretraining_hash(dump(cfg)),
+            **({"weights": run.start.source.name, "weights_sha256": run.start.source.sha256} if run.start else {}),
             "steps": str((steps or run.plan.steps) if cfg.METHOD.NAME != "random" else 0),
         }
         export_backbone(path, run.method.backbone(), metadata)

@@ -24,38 +24,46 @@ if not __package__:  # python tools/NAME.py
 
 from momentum_transfer.core.command import own_file, run_tool
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.log import say
+from momentum_transfer.core.log import never_silent, say
 
 
+@never_silent()
 def main(args: argparse.Namespace) -> None:
     say(f"reading {args.config}")  # before torch is imported, which takes seconds
-    from momentum_transfer.transfer.config import check_settings
-    from momentum_transfer.transfer.run import run
-    from momentum_transfer.transfer.tasks import open_task
-
-    cfg, opened, request = _resolved(args)
-    weights = request.weights
+    cfg, opened = _settings(args)
+    weights = args.weights or cfg.MODEL.WEIGHTS
     say(f"{cfg.MODEL.META_ARCHITECTURE} from {weights or 'no weights'}; output in {cfg.OUTPUT_DIR}")
-    if args.check_data:
+    if args.check_data:  # without the networks, whose imports take longer than some hundred images
+        from momentum_transfer.transfer.config import check_settings
+        from momentum_transfer.transfer.tasks import open_task
+
         check_settings(cfg)
         task = opened.task or open_task(cfg)
         task.check(cfg, open_images=True, overview=False, forbid_overlap=args.forbid_overlap)
         return
     if not weights:
         raise InputError("expected --weights FILE; convert a checkpoint with tools/convert.py, or give --weights none")
-    run(cfg, request, opened)
+    from momentum_transfer.transfer.run import run
+
+    run(cfg, _request(args, weights), opened)
 
 
-def _resolved(args: argparse.Namespace, source: Any = None) -> tuple[Any, Any, Any]:
-    """Settings, what was opened to find them, and the request; ``source``: the weights, where they were read."""
-    from momentum_transfer.backbones.build import parse_architecture
+def _request(args: argparse.Namespace, weights: str) -> Any:
+    from momentum_transfer.transfer.run import Request
+
+    return Request(weights, args.results, args.resume, args.eval_only, args.forbid_overlap, args.minutes)
+
+
+def _settings(args: argparse.Namespace, source: Any = None) -> tuple[Any, Any]:
+    """Settings and what was opened to find them; ``source``: the weights, where they were read."""
     from momentum_transfer.transfer.config import SETTINGS
     from momentum_transfer.transfer.own_settings import OwnSource, architecture_settings, load_for
-    from momentum_transfer.transfer.run import Request
 
     options = [("ENGINE", args.engine), ("TRIALS", args.trials)]
     overrides = [word for key, value in options if value is not None for word in (key, str(value))]
     if args.arch is not None:
+        from momentum_transfer.backbones.build import parse_architecture
+
         overrides += ["MODEL.BACKBONE.ARCH", ""]  # a ResNet, too, replaces the config's other network
         overrides += [word for one in architecture_settings(parse_architecture(args.arch)) for word in one.words]
     own = OwnSource(args.train, args.val, args.split, args.title, args.images)
@@ -65,10 +73,7 @@ def _resolved(args: argparse.Namespace, source: Any = None) -> tuple[Any, Any, A
     if args.unlabelled is not None:
         overrides += ["SEMI.TEACHER", "True", "SEMI.UNLABELLED", str(args.unlabelled)]
     overrides += [*novel[end:], *args.overrides]
-    cfg, opened = load_for(args.config, overrides, own, weights=args.weights or "", resume=args.resume, read=source)
-    weights = args.weights or cfg.MODEL.WEIGHTS
-    request = Request(weights, args.results, args.resume, args.eval_only, args.forbid_overlap, args.minutes)
-    return cfg, opened, request
+    return load_for(args.config, overrides, own, weights=args.weights or "", resume=args.resume, read=source)
 
 
 def refusals(args: argparse.Namespace, shared: Any) -> Iterator[tuple[str, str]]:
@@ -80,7 +85,8 @@ def refusals(args: argparse.Namespace, shared: Any) -> Iterator[tuple[str, str]]
     source = shared.read(args.weights or "", read_source)
     if source is None:
         args.weights = ""
-    cfg, _, request = _resolved(args, source)
+    cfg, _ = _settings(args, source)
+    request = _request(args, args.weights or cfg.MODEL.WEIGHTS)
     found = list(of_run(cfg, request, source, shared.data))
     yield from found
     if not found:

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor
+from torch import Tensor, nn
 
 from momentum_transfer.backbones.build import build_backbone, parse_architecture
 from momentum_transfer.backbones.timm_network import TimmArchitecture, TimmBackbone
+from momentum_transfer.backbones.trainable import check_part, layers_of
 from momentum_transfer.backbones.vitdet import VitShape, describe, resample_patches, to_vitdet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.torchvision_engine.backbone import LAST
@@ -130,6 +131,16 @@ def _unused(architecture: TimmArchitecture) -> frozenset[str]:
     return frozenset(name for name, parameter in network.named_parameters() if parameter.grad is None)
 
 
+def check_trainable(cfg: CfgNode) -> None:
+    """Raise InputError where the backbone has no such part as MODEL.BACKBONE.TRAINABLE names."""
+    if cfg.MODEL.BACKBONE.ARCH:
+        network: nn.Module = on_meta(asked_architecture(cfg))
+    else:
+        with torch.device("meta"):
+            network = build_backbone(f"resnet{cfg.MODEL.RESNETS.DEPTH}")
+    check_part(network, cfg.MODEL.BACKBONE.TRAINABLE)
+
+
 def is_plain(cfg: CfgNode) -> bool:
     """Whether a config's network has one map only: a ViT."""
     return on_meta(asked_architecture(cfg)).plain
@@ -194,7 +205,7 @@ def group_rules(cfg: CfgNode) -> GroupRules | None:
     # No weight decay as the network's authors have it: position embeddings mostly.
     undecayed: set[str] = set(getattr(network.network, "no_weight_decay", set)())
     decay = cfg.SOLVER.LAYER_DECAY
-    layers = _layers_of(network) if decay != 1.0 else {}
+    layers = layers_of(network) if decay != 1.0 else {}
     above = max(layers.values(), default=0) + 1  # neck and heads
 
     def scale(name: str) -> float:
@@ -215,19 +226,6 @@ def network_pixels(cfg: CfgNode) -> tuple[list[float], list[float]]:
 def segments(cfg: CfgNode) -> bool:
     """Whether a config is of semantic segmentation."""
     return bool(cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor")
-
-
-def _layers_of(network: TimmBackbone) -> dict[str, int]:
-    """Tensor name → its layer as timm groups them, 0 for the stem; for rates by layer (BEiT, arXiv 2106.08254)."""
-    from timm.models import group_parameters
-
-    inner = network.network
-    if not hasattr(inner, "group_matcher"):
-        raise InputError(
-            f"expected layers that timm knows for SOLVER.LAYER_DECAY, found none in {network.architecture}; set it 1"
-        )
-    found: dict[str, int] = group_parameters(inner, inner.group_matcher(coarse=False), reverse=True)
-    return found
 
 
 def _inner_name(name: str) -> str:

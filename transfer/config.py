@@ -24,6 +24,7 @@ from momentum_transfer.core.ranges import (
     SCORES,
     SEED,
     SWITCH,
+    TRAINABLE,
     UNIT,
     Choice,
     Many,
@@ -273,6 +274,8 @@ _OWN = table(
             "pad a timm network's images to a square of this side; 0: to the next multiple of 32"),
     Setting("MODEL.BACKBONE.FROZEN", False, SWITCH,
             "the backbone stays as it is, BatchNorm statistics too; neck and heads train"),
+    Setting("MODEL.BACKBONE.TRAINABLE", "all", TRAINABLE,
+            "part of the backbone that is trained beside neck and heads (torchvision engine)"),
     Setting("MODEL.ROI_BOX_HEAD.COSINE_SCALE", 0.0, NOT_NEGATIVE,
             "factor of cosine similarities as class scores (TFA: 20); 0: a linear classifier"),
     Setting("MODEL.RESNETS.RES4_DILATION", 1, COUNT, "dilation of res4 instead of a stride"),
@@ -418,6 +421,8 @@ def decisive(cfg: CfgNode, evaluation: bool = True) -> CfgNode:
     kept.defrost()
     if not few_labels(cfg):
         del kept["SEMI"]  # so that it is no part of the name of settings without it
+    if cfg.MODEL.BACKBONE.TRAINABLE == "all":
+        del kept.MODEL.BACKBONE["TRAINABLE"]
     for split in ("TRAIN", "TEST"):
         kept.DATASETS[split] = type(cfg.DATASETS[split])(content_name(name) for name in cfg.DATASETS[split])
     for setting in SETTINGS.values():
@@ -500,6 +505,15 @@ def backbone_problems(cfg: CfgNode) -> Iterator[str]:
     c4 = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and cfg.MODEL.BACKBONE.NAME == "build_resnet_backbone"
     if cfg.MODEL.BACKBONE.FROZEN and c4:
         yield "expected MODEL.BACKBONE.FROZEN with a pyramid, found a C4 detector, whose head is the backbone's res5"
+    if (part := cfg.MODEL.BACKBONE.TRAINABLE) != "all":
+        if cfg.SEMI.TEACHER or cfg.FEW_SHOT.TRAINED != "all" or cfg.MODEL.BACKBONE.FROZEN:
+            yield (
+                "expected MODEL.BACKBONE.TRAINABLE all with SEMI.TEACHER, FEW_SHOT.TRAINED last or "
+                f"MODEL.BACKBONE.FROZEN, found {part}; choose one of them"
+            )
+        from momentum_transfer.transfer.any_backbone import check_trainable
+
+        check_trainable(cfg)
     if cfg.MODEL.BACKBONE.ARCH:
         from momentum_transfer.transfer import backbone_checks  # imports torch, which takes seconds
 

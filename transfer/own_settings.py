@@ -1,16 +1,18 @@
-"""Complete a detector's settings from its data: class count, image sizes and schedule of a custom set."""
+"""Complete a detector's settings from its data: class count, image sizes and schedule of a custom set.
+
+Networks are imported where they are needed: `transfer --check-data` looks at files alone.
+"""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.backbones.build import AnyArchitecture
-from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import sha256_of_text, write_once
 from momentum_transfer.core.log import say, warn
@@ -18,15 +20,17 @@ from momentum_transfer.core.settings import value_of
 from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.config import identity, task_name
-from momentum_transfer.transfer.cost import estimate
 from momentum_transfer.transfer.data.few_shot import FewShot
 from momentum_transfer.transfer.data.own.open import open_own
 from momentum_transfer.transfer.data.semantic_datasets import label_specs
-from momentum_transfer.transfer.experiment import Experiment
 from momentum_transfer.transfer.fit import FittedSetting, fit, fit_segmenter, settings_of_data, this_machine
-from momentum_transfer.transfer.initial_weights import NONE, InitialWeights, read_source
 from momentum_transfer.transfer.tasks import Detection, Segmentation, Task, open_task
-from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
+
+if TYPE_CHECKING:
+    from momentum_transfer.backbones.build import AnyArchitecture
+    from momentum_transfer.backbones.source import SourceBackbone
+    from momentum_transfer.transfer.experiment import Experiment
+    from momentum_transfer.transfer.initial_weights import InitialWeights
 
 #: Settings of SOLVER that --minutes decides.
 _SCHEDULE = ("MAX_ITER", "STEPS", "WARMUP_ITERS")
@@ -108,8 +112,11 @@ def load_for(
         found = settings_of_data(cfg, task.sets())
     if task is not None and (cfg.FIT_TO_DATA or crops_fail):
         found += _fitted(cfg, task.train, overrides[::2], resume)
-    if cfg.FIT_TO_DATA and "MODEL.BACKBONE.ARCH" not in given and weights and weights.lower() != NONE:
-        read = read or read_source(weights)
+    if cfg.FIT_TO_DATA and "MODEL.BACKBONE.ARCH" not in given and weights:
+        from momentum_transfer.backbones.source import SourceBackbone
+        from momentum_transfer.transfer.initial_weights import NONE, read_source
+
+        read = read or (read_source(weights) if weights.lower() != NONE else None)
         if isinstance(read, SourceBackbone):  # a detector's file does not name its network
             found += architecture_settings(read.architecture)
     for one in found:
@@ -146,6 +153,8 @@ def _fitted(cfg: CfgNode, sets: Sequence[Any], given: Sequence[str], resume: boo
 
 def architecture_settings(architecture: AnyArchitecture, why: str = "the weights' own") -> list[FittedSetting]:
     """Depth and widths of a ResNet, or another network's name; InputError for a stem that detectors do not build."""
+    from momentum_transfer.backbones.resnet import Architecture
+
     if not isinstance(architecture, Architecture):
         return [FittedSetting("MODEL.BACKBONE.ARCH", str(architecture), why)]
     if architecture.stem != "imagenet":
@@ -208,6 +217,9 @@ def _with_schedule(cfg: CfgNode, schedule: dict[str, Any], minutes: float, why: 
 
 def _shortened(experiment: Experiment, minutes: float) -> dict[str, Any]:
     """The settings of `_SCHEDULE` by a few timed steps: the recipe's, or shorter ones."""
+    from momentum_transfer.transfer.cost import estimate
+    from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
+
     cfg, found = experiment.cfg, estimate(experiment)
     if found is None:
         detects = experiment.task.name == "detection"

@@ -213,6 +213,7 @@ def carried_metadata(tree: Any, path: Path) -> dict[str, str]:
     if tree.get("format") == OWN_FORMAT:
         carried["method"] = str(tree.get("method", ""))
         carried["step"] = str(tree.get("step", ""))
+        carried |= {"weights": tree["weights"]} if isinstance(tree.get("weights"), str) else {}
         described = tree.get("architecture")
         if isinstance(described, Mapping) and isinstance(described.get("text"), str):
             carried["architecture"] = described["text"]

@@ -117,8 +117,9 @@ class SourceBackbone:
 
     @property
     def checkpoint(self) -> dict[str, str]:
-        """What records say of the weights: name, SHA-256, and where known the method and a random network's seed."""
-        known = {key: self.metadata[key] for key in ("method", "random_seed") if self.metadata.get(key)}
+        """What records say of the weights: name, SHA-256, and where known the method, a random network's seed and the
+        ``weights`` that its pretraining started from."""
+        known = {key: self.metadata[key] for key in ("method", "random_seed", "weights") if self.metadata.get(key)}
         return {"name": self.name, "sha256": self.sha256, **known}
 
     def build(self) -> Backbone:

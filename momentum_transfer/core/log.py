@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # rich takes a tenth of a second, and only tables and bars ne
 
 Item = TypeVar("Item")
 
-#: Plain progress lines (no terminal) come at most this often, in seconds.
-PLAIN_INTERVAL = 10.0
+#: Plain progress lines (no terminal) come at most this often, in seconds: a line within five seconds.
+PLAIN_INTERVAL = 4.5
 
 #: Longer tables are printed without a frame: rich takes a millisecond a row.
 DRAWN = 1000
@@ -34,9 +34,12 @@ _LOGGER.addHandler(logging.NullHandler())  # without it, logging prints the warn
 
 
 class _Terminal(logging.Handler):
-    """Lines to standard output as they are, warnings to standard error."""
+    """Lines to standard output as they are, warnings to standard error; ``last``: when the latest came."""
+
+    last = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
+        _Terminal.last = time.monotonic()
         # The streams are looked up at each use, because tests and callers may replace them.
         if record.levelno >= logging.WARNING:
             with contextlib.suppress(OSError):  # a full standard error ends no run
@@ -97,7 +100,10 @@ def warn(text: str) -> None:
 
 
 class ProgressLine:
-    """Progress of a long job: a rich bar on a terminal, otherwise a plain line every ten seconds and at the end."""
+    """Progress of a long job: a rich bar on a terminal, otherwise a plain line every few seconds and at the end."""
+
+    #: The one that runs, for `never_silent`.
+    current: "ProgressLine | None" = None
 
     def __init__(self, description: str, total: int, start: int = 0) -> None:
         self.description, self.total, self.done, self.note = description, total, start, ""
@@ -118,6 +124,7 @@ class ProgressLine:
             self._bar = rich_progress.Progress(*columns, console=_console())
             self._bar.start()
             self._task = self._bar.add_task(printable(self.description), total=self.total, completed=self.done, note="")
+        self._outer, ProgressLine.current = ProgressLine.current, self
         return self
 
     def advance(self, count: int = 1, note: str = "") -> None:
@@ -129,6 +136,11 @@ class ProgressLine:
         elif time.monotonic() - self._printed >= PLAIN_INTERVAL:
             self._print()
 
+    def still(self) -> None:
+        """Repeat a plain line while nothing advances; a bar shows its own clock."""
+        if self._bar is None:
+            self._print()
+
     def _print(self) -> None:
         self._printed = time.monotonic()
         elapsed = self._printed - self._begun
@@ -138,6 +150,7 @@ class ProgressLine:
         say(f"{self.description}: {self.done}/{self.total} in {elapsed:.0f} s{left}  {self.note}".rstrip())
 
     def __exit__(self, *_: object) -> None:
+        ProgressLine.current = self._outer
         if self._bar is not None:
             self._bar.stop()
         else:
@@ -145,8 +158,33 @@ class ProgressLine:
 
 
 @contextlib.contextmanager
+def never_silent() -> Iterator[None]:
+    """Log a line whenever none has come for `PLAIN_INTERVAL` seconds within the block: imports, long steps."""
+    ended, begun = threading.Event(), time.monotonic()
+    _Terminal.last = begun
+
+    def tick() -> None:
+        while not ended.wait(0.25):
+            if time.monotonic() - _Terminal.last < PLAIN_INTERVAL:
+                continue
+            if ProgressLine.current is not None:
+                _Terminal.last = time.monotonic()  # a bar logs nothing
+                ProgressLine.current.still()
+            else:
+                say(f"working, {time.monotonic() - begun:.0f} s so far")
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextlib.contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Log ``what`` at the start and every ten seconds after: for a library call without progress of its own."""
+    """Log ``what`` at the start and every `PLAIN_INTERVAL` after: for a library call without progress of its own."""
     ended, begun = threading.Event(), time.monotonic()
 
     def tick() -> None:

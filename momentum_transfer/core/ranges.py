@@ -264,6 +264,8 @@ ARCHITECTURE = ArchitectureName()
 ANY_PATH, PATH = PathName(), PathName(needed=True)
 #: Which of them are there is asked by ``devices.check_device``.
 DEVICE = Words(r"auto|cpu|cuda(:\d+)?", "of auto, cuda, cuda:N, cpu")
+#: Which part of a backbone is trained (``backbones.trainable.train_only``).
+TRAINABLE = Words(r"all|frozen|last-[1-9]\d?|norms|lora(-[1-9]\d{0,2})?", "of all, frozen, last-K, norms, lora, lora-R")
 
 #: What a setting decides: no number at all, the scores only, or what is trained (and so the scores).
 NOTHING, SCORES, TRAINING = "nothing", "scores", "training"

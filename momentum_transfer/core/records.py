@@ -77,7 +77,8 @@ def make_record(
     Args:
         task, metric: ``coco/bbox``, ``knn/k=20``, …; ``AP``, ``top1``, … as the field calls it; fractions in percent.
         value: NaN is stored as null, because JSON has no NaN.
-        checkpoint: ``{"name": …, "sha256": …}`` of the weights, and where known ``method`` and ``random_seed``.
+        checkpoint: ``{"name": …, "sha256": …}`` of the weights, and where known ``method``, ``random_seed`` and the
+            ``weights`` that a continued pretraining started from.
         network: ``teacher`` or ``student``, as scored (FixMatch trains both; ``start_network`` is the checkpoint's).
         trial, seed: which repetition, and its seed.
         protocol: name of the preset, so that numbers of different protocols are never compared silently.
@@ -95,7 +96,7 @@ def make_record(
         "checkpoint": {
             "name": checkpoint.get("name", ""),
             "sha256": checkpoint.get("sha256", ""),
-            **{key: checkpoint[key] for key in ("method", "random_seed") if checkpoint.get(key)},
+            **{key: checkpoint[key] for key in ("method", "random_seed", "weights") if checkpoint.get(key)},
         },
         "network": network,
         "dataset": dataset,

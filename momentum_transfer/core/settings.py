@@ -34,9 +34,13 @@ _BY_NAME = {
 #: change them, and its hash leaves them out. Here, because checkpoints are read without importing ``pretrain``.
 #: Not among them is what alters the arithmetic: RUN.PRECISION, RUN.COMPILE, RUN.CHANNELS_LAST and RUN.DEVICE change
 #: the rounding, RUN.CALIBRATION_BATCHES the random baseline.
-FREE_IN_PRETRAINING = ("OUTPUT_DIR", "DATA.ROOT", "DATA.WORKERS", "DATA.MEMORY_FRACTION", "DATA.MAX_UNREADABLE",
-                       "RUN.CHECKPOINT_EVERY", "RUN.KEEP", "RUN.LOG_EVERY", "RUN.KNN_EVERY", "RUN.KNN_SPLIT",
-                       "RUN.EXPORT_EVERY")  # fmt: skip
+FREE_IN_PRETRAINING = ("OUTPUT_DIR", "MODEL.WEIGHTS", "DATA.ROOT", "DATA.WORKERS", "DATA.MEMORY_FRACTION",
+                       "DATA.MAX_UNREADABLE", "RUN.MINUTES", "RUN.CHECKPOINT_EVERY", "RUN.KEEP", "RUN.LOG_EVERY",
+                       "RUN.KNN_EVERY", "RUN.KNN_SPLIT", "RUN.EXPORT_EVERY")  # fmt: skip
+#: Settings of a pretraining that starts from weights: they count where there are some.
+_WEIGHTS_SHA256 = "MODEL.WEIGHTS_SHA256"
+_FROM_WEIGHTS = (_WEIGHTS_SHA256, "MODEL.TRAINABLE", "NORM.WEIGHTS_STATISTICS", "SOLVER.LAYER_DECAY",
+                 "SOLVER.HEAD_WARMUP")  # fmt: skip
 #: Folder beside a results file, of the settings that its records name by their hash.
 _KEPT = "settings"
 
@@ -90,7 +94,8 @@ def learned_settings(text: str) -> dict[str, Any]:
         tree = parse_mapping(text, "a checkpoint")
     except InputError as error:
         raise InputError("expected the settings of a pretraining run as a YAML mapping, found other text") from error
-    return {key: value for key, value in flat(tree) if key not in FREE_IN_PRETRAINING}
+    found = {key: value for key, value in flat(tree) if key not in FREE_IN_PRETRAINING}
+    return found if found.get(_WEIGHTS_SHA256) else {key: found[key] for key in found if key not in _FROM_WEIGHTS}
 
 
 def pretraining_hash(text: str) -> str:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import write_text
@@ -49,6 +48,8 @@ def title_of(train: Path) -> str:
 
 
 def _images(folder: Path) -> list[Path]:
+    from torchvision.datasets.folder import IMG_EXTENSIONS  # takes seconds, and is asked for class folders alone
+
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix.lower() in IMG_EXTENSIONS)
 
 

@@ -59,6 +59,20 @@ def unlabelled_folder(root: str | Path, split: str, max_unreadable: int = 100) -
     return FileImages(files, [0] * len(files), ["unlabelled"], max_unreadable)
 
 
+#: Folders of label images beside the images.
+_LABELS = {"masks", "labels", "annotations", "segmentationclass", "segmentationobject"}
+
+
+def every_image(root: str | Path, max_unreadable: int = 100) -> FileImages:
+    """Every image below a folder, of whatever annotations, without labels; folders of label images are left out."""
+    folder = _folder(root or None, "images")
+    files = [file for file in image_files(folder)
+             if not _LABELS.intersection(part.lower() for part in file.relative_to(folder).parts[:-1])]  # fmt: skip
+    if not files:
+        raise InputError(f"expected images below {folder}, found none; give the folder that holds them")
+    return FileImages(files, [0] * len(files), ["unlabelled"], max_unreadable)
+
+
 def _image_folder(root: Path, split: str, max_unreadable: int) -> FileImages:
     folder = root / split
     if not folder.is_dir():

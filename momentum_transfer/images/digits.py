@@ -13,8 +13,6 @@ from functools import lru_cache
 import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.augmentations import JoinedGenerators
@@ -63,6 +61,8 @@ def digit_variant(name: str) -> DigitVariant:
 
 @lru_cache(maxsize=1)
 def _bundle() -> tuple[Array, NDArray[np.int64]]:
+    from sklearn.datasets import load_digits  # takes a second, and other data do not need it
+
     digits = load_digits()
     return (digits.images / 16.0).astype(np.float32), digits.target.astype(np.int64)
 
@@ -71,6 +71,8 @@ def split_indices(split: str) -> NDArray[np.int64]:
     """Ascending indices into scikit-learn's digits of a split: "train" (70 %) or "val" (30 %), stratified by class."""
     if split not in SPLITS:
         raise InputError(f"expected a digits split among {', '.join(SPLITS)}, found {split!r}")
+    from sklearn.model_selection import train_test_split
+
     labels = _bundle()[1]
     every = np.arange(len(labels))
     train, val = train_test_split(every, test_size=_HELD_OUT, stratify=labels, random_state=0, shuffle=True)

@@ -136,6 +136,7 @@ class _Planner:
             folder, results = self.output / name / task.name, self.output / "results.jsonl"
             places = {
                 "weights": weights,
+                "name": name,
                 "converted": str(self.output / name / "backbone.pkl"),  # a name that results leave out: weights_name
                 "rescaled": str(self.output / name / "rescaled" / f"{name}_nr.pkl"),  # other weights, of another name
                 "folder": str(folder),

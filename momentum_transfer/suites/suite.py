@@ -9,10 +9,11 @@
         command: tools/lowshot.py linear --config {linear} --weights {weights} --results {results} {rates}
         gpu_hours: 0.01
 
-In a command ``{weights}`` is the checkpoint, ``{converted}`` its Detectron2 weights, ``{rescaled}`` those under
-NormRescale, ``{folder}`` the task's own output folder, ``{results}`` the records of the whole suite, ``{seed}`` the
-seed of the suite's own pretraining (0 for other weights). ``needs`` names earlier tasks of the same checkpoint,
-``include`` another suite, whose tasks come first, and ``weights`` the checkpoints where the command line names none.
+In a command ``{weights}`` is the checkpoint, ``{name}`` what results call it, ``{converted}`` its Detectron2 weights,
+``{rescaled}`` those under NormRescale, ``{folder}`` the task's own output folder, ``{results}`` the whole suite's
+records, ``{seed}`` the seed of the suite's own pretraining (0 for other weights). ``needs`` names earlier tasks of the
+same checkpoint, ``include`` another suite, whose tasks come first, and ``weights`` the checkpoints where the command
+line names none.
 ``pretrain`` and ``plots`` are in ``sweep.py``, ``study`` in ``study_entry.py``. A checkpoint's preset is that of its
 variant (``preset``), else of the method in its metadata, else of the family it was read as; ``--preset`` overrides all.
 """

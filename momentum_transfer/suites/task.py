@@ -26,7 +26,7 @@ NO_FILES = ("pixels", "scratch")
 #: The task that makes a checkpoint of the suite's own.
 PRETRAIN = "pretrain"
 #: Places that every command may have.
-PLACES = ("weights", "converted", "rescaled", "folder", "results", "seed")
+PLACES = ("weights", "name", "converted", "rescaled", "folder", "results", "seed")
 #: Files of the plan beside the tasks' folders of a checkpoint.
 _TAKEN = ("rescaled", "backbone.pkl")
 

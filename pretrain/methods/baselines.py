@@ -1,9 +1,5 @@
 """The baselines: supervised cross-entropy by the same loop (RCF, section B), and calibrated random weights."""
 
-import warnings
-from collections.abc import Iterable
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -48,14 +44,3 @@ class RandomBackbone(Method):
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
         self.student = nn.ModuleDict({"backbone": backbone})
-
-    @torch.no_grad()
-    def calibrate(self, batches: Iterable[Tensor], count: int) -> None:
-        """Sets running statistics to those over ``count`` batches of images by fvcore's precise BN."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # fvcore's losses use torch.jit.script
-            from fvcore.nn import update_bn_stats
-        network = self.backbone()
-        network.train()
-        update_bn_stats(network, batches, count)
-        network.eval()

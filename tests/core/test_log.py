@@ -114,3 +114,25 @@ def test_a_call_that_counts_nothing_gives_a_sign_of_life(capsys, monkeypatch):
     assert set(others) == {"tracing: 0 s so far"}
     time.sleep(0.05)
     assert capsys.readouterr().out == ""
+
+
+def test_a_line_comes_while_nothing_is_said_and_none_while_lines_come(capsys, monkeypatch):
+    monkeypatch.setattr(log, "PLAIN_INTERVAL", 0.1)
+    with log.speaking(), log.never_silent():
+        time.sleep(0.6)
+    assert "working, 0 s so far" in capsys.readouterr().out
+    monkeypatch.setattr(log, "PLAIN_INTERVAL", 60.0)
+    with log.speaking(), log.never_silent():
+        time.sleep(0.3)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_step_that_does_not_end_repeats_where_the_work_stands(capsys, monkeypatch):
+    with log.speaking(), log.never_silent(), log.ProgressLine("train", 4) as line:
+        line.advance(note="loss 1.5")
+        monkeypatch.setattr(log, "PLAIN_INTERVAL", 0.1)
+        time.sleep(0.4)
+        monkeypatch.setattr(log, "PLAIN_INTERVAL", 60.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 1
+    assert all(line.startswith("train: 1/4 in 0 s") and line.endswith("loss 1.5") for line in lines)

@@ -1,3 +1,5 @@
+import os
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -6,9 +8,11 @@ import torch
 
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core import distributed
+from momentum_transfer.core.checkpoints import load
+from momentum_transfer.core.command import Stopped
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot import finetune
-from momentum_transfer.lowshot.classifier import Classifier, Setup, accuracy
+from momentum_transfer.lowshot.classifier import Classifier, Run, Setup, accuracy
 from momentum_transfer.lowshot.finetune import _recompute_statistics, evaluate_finetune
 from momentum_transfer.lowshot.labelled_data import LabelledData
 from momentum_transfer.lowshot.presets import FINETUNE, FinetunePreset, Schedule
@@ -183,3 +187,42 @@ def _hits_in_order(total):
 def test_hits_that_processes_had_in_turn_come_back_in_the_test_sets_order():
     for found in in_two_processes(_hits_in_order, 7):
         assert np.array_equal(found, np.arange(7) % 3 == 0)
+
+
+def _stopped_at(step, monkeypatch):
+    """Sends SIGTERM to this process at the end of that step of a classifier's training."""
+    original = Run.set_rates
+
+    def set_rates(self, number):
+        original(self, number)
+        if number == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Run, "set_rates", set_rates)
+
+
+@pytest.mark.parametrize(
+    ("part", "trained"),
+    [
+        ("frozen", lambda name: False),
+        ("last-1", lambda name: name.startswith("layer4")),
+        ("norms", lambda name: "bn" in name or "downsample.1" in name),
+    ],
+)
+def test_the_part_that_is_trained_moves_alone_and_a_killed_run_goes_on_bit_for_bit(
+    part, trained, tmp_path, monkeypatch
+):
+    preset = FinetunePreset((2, 2), (0.05,), (0.05, 0.05), batch_size=8)
+    whole = finetune._train(DATA, build, 0.1, preset, 0.05, setup(tmp_path / "whole"), part)
+    given = build().state_dict()
+    moved = {name for name, value in whole.backbone.state_dict().items() if not torch.equal(value, given[name])}
+    assert moved == {name for name in given if trained(name)}
+    _stopped_at(3, monkeypatch)
+    with pytest.raises(Stopped):
+        finetune._train(DATA, build, 0.1, preset, 0.05, setup(tmp_path / "parts"), part)
+    monkeypatch.undo()
+    (file,) = (tmp_path / "parts").glob("step_*.pt")
+    held = load(file)["modules"]["model"]
+    assert {name for name in held if name.startswith("backbone.")} == {f"backbone.{name}" for name in moved}
+    parts = finetune._train(DATA, build, 0.1, preset, 0.05, setup(tmp_path / "parts"), part)
+    assert all(torch.equal(value, parts.state_dict()[name]) for name, value in whole.state_dict().items())

@@ -18,7 +18,7 @@ def run_of(cfg):
     method = build_method(cfg, 10)
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
     plan, scaler = SimpleNamespace(steps=10, steps_per_epoch=10), GradScaler("cpu", enabled=False)
-    return SimpleNamespace(cfg=cfg, method=method, optimizer=optimizer, scaler=scaler, plan=plan)
+    return SimpleNamespace(cfg=cfg, method=method, optimizer=optimizer, scaler=scaler, plan=plan, start=None)
 
 
 def test_the_generator_goes_on_where_it_was(tiny_cfg):

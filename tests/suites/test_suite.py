@@ -262,7 +262,7 @@ def test_shipped_configs_load_with_the_settings_of_their_command(path: Path, tmp
         if job.command[0] == "tools/noise.py":
             overrides = noise.parser().parse_args(job.command[1:]).overrides
         cfg = loaders[job.command[0]](job.command[job.command.index("--config") + 1], overrides)
-        assert "OUTPUT_DIR" not in overrides or str(job.folder) == cfg.OUTPUT_DIR
+        assert "OUTPUT_DIR" not in overrides or Path(cfg.OUTPUT_DIR).is_relative_to(job.folder)
         if job.command[0] == "tools/lowshot.py":
             assert job.command[1] in (*ON_FEATURES, *ON_IMAGES)
 

@@ -163,7 +163,7 @@ def seconds_a_step(monkeypatch) -> list[float]:
     def timed(experiment):
         return Estimate(waiting.pop(0), 0.0, experiment.cfg.SOLVER.MAX_ITER, 0, 0, 0.0, "cpu")
 
-    monkeypatch.setattr("momentum_transfer.transfer.own_settings.estimate", timed)
+    monkeypatch.setattr("momentum_transfer.transfer.cost.estimate", timed)
     return waiting
 
 

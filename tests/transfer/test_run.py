@@ -92,7 +92,7 @@ def test_minutes_of_an_evaluation_alone_time_nothing_and_keep_no_schedule(tmp_pa
     def estimate(experiment):
         raise AssertionError("timed")
 
-    monkeypatch.setattr("momentum_transfer.transfer.own_settings.estimate", estimate)
+    monkeypatch.setattr("momentum_transfer.transfer.cost.estimate", estimate)
     again = shapes_config("retinanet", tmp_path, *SHORT, "OUTPUT_DIR", str(tmp_path / "eval"))
     run(again, Request(str(tmp_path / "out"), eval_only=True, minutes=1.0))
     records = results.read(tmp_path / "eval/results.jsonl")[0]

@@ -57,6 +57,8 @@ class Detectron2Engine:
             return "it scores a mean teacher at the end only; set TEST.EVAL_PERIOD 0"
         if segments and cfg.MODEL.SEM_SEG_HEAD.NAME == "LinearHead":
             return "the linear segmentation probe is this project's own"
+        if cfg.MODEL.BACKBONE.TRAINABLE != "all":
+            return "MODEL.BACKBONE.TRAINABLE is the torchvision engine's; set ENGINE torchvision"
         if segments and small:
             return "Detectron2's DeepLab needs a ResNet of bottlenecks, MODEL.RESNETS.DEPTH 50 or more"
         if synchronises_on_cpu(cfg):

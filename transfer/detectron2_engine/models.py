@@ -182,6 +182,7 @@ def _ignored(cfg: Any) -> list[str]:
     solver = cfg.SOLVER
     found = [f"SOLVER.OPTIMIZER {solver.OPTIMIZER}"] * (solver.OPTIMIZER != "SGD")
     found += [f"SOLVER.LAYER_DECAY {solver.LAYER_DECAY}"] * (solver.LAYER_DECAY != 1)
+    found += [f"MODEL.BACKBONE.TRAINABLE {part}" for part in [cfg.MODEL.BACKBONE.TRAINABLE] if part != "all"]
     return found + ["FIT_TO_DATA True"] * bool(cfg.FIT_TO_DATA)
 
 

@@ -16,14 +16,10 @@ from momentum_transfer.transfer.config import few_labels
 from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.check_annotations import NAMED, check
 from momentum_transfer.transfer.data.few_shot import FewShot, Pool, draw_of
-from momentum_transfer.transfer.data.overview import write_overview
-from momentum_transfer.transfer.error_analysis.analysis import analyse
 from momentum_transfer.transfer.predictions import IouType, Predictions, iou_types
 from momentum_transfer.transfer.scores import coco, coco_files, lvis, voc
 from momentum_transfer.transfer.scores.coco_files import Detections, GroundTruth, load_detections, load_ground_truth
 from momentum_transfer.transfer.tasks.task import Evaluation, Task, check_count
-from momentum_transfer.transfer.torchvision_engine.unlabelled import check_labels
-from momentum_transfer.transfer.visuals import draw_detections
 
 
 class Detection(Task[DetectionData]):
@@ -96,8 +92,12 @@ class Detection(Task[DetectionData]):
                 check(data, masks=cfg.MODEL.MASK_ON)
         self.check_overlap(forbid=forbid_overlap)
         if self.train and few_labels(cfg):
+            from momentum_transfer.transfer.torchvision_engine.unlabelled import check_labels
+
             check_labels(cfg, self.train, self.test)
         for data in sets if overview and is_main() and cfg.TEST.VISUALS else ():  # last: what is refused writes nothing
+            from momentum_transfer.transfer.data.overview import write_overview
+
             for path in write_overview(data, Path(cfg.OUTPUT_DIR) / "data", examples=cfg.TEST.VISUALS):
                 say(f"overview: {path}")
 
@@ -124,6 +124,8 @@ class Detection(Task[DetectionData]):
     def evaluate(self, predictions: Predictions) -> Iterator[Evaluation]:
         """See ``Task.evaluate``. A mask's size is its pixels, though the file holds boxes too: Detectron2's definition
         of APs, APm and APl."""
+        from momentum_transfer.transfer.error_analysis.analysis import analyse
+
         data = self.tested(predictions.dataset)
         for iou_type in predictions.iou_types:
             truth = self._truth(data, iou_type)
@@ -140,6 +142,8 @@ class Detection(Task[DetectionData]):
 
     def draw(self, predictions: Predictions, folder: Path, count: int) -> list[Path]:
         """See ``Task.draw``."""
+        from momentum_transfer.transfer.visuals import draw_detections
+
         return draw_detections(self.tested(predictions.dataset), predictions.results, folder, count)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from fvcore.common.config import CfgNode
@@ -10,13 +11,13 @@ from numpy.typing import NDArray
 from momentum_transfer.core.distributed import is_main
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say
-from momentum_transfer.transfer.data.overview import draw_label_predictions, write_label_overview
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData, write_truth
 from momentum_transfer.transfer.predictions import Predictions
 from momentum_transfer.transfer.scores import semantic
 from momentum_transfer.transfer.tasks.task import Evaluation, Task, check_count
-from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, output_size
-from momentum_transfer.transfer.torchvision_engine.semantic_run import images_of
+
+if TYPE_CHECKING:
+    from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage
 
 
 class Segmentation(Task[SemanticData]):
@@ -50,12 +51,16 @@ class Segmentation(Task[SemanticData]):
             say(f"{data.name}: {counted(len(data.pairs), 'image')}, {counted(len(data.classes), 'class')}, checked")
         self.check_overlap(forbid=forbid_overlap)
         if overview and is_main() and cfg.TEST.VISUALS:  # last: what is refused writes nothing
+            from momentum_transfer.transfer.data.overview import write_label_overview
+
             for data, pixels in zip(self.sets(), counts, strict=True):
                 for path in write_label_overview(data, pixels, Path(cfg.OUTPUT_DIR) / "data", cfg.TEST.VISUALS):
                     say(f"overview: {path}")
 
     def holds_crops(self, cfg: CfgNode) -> bool:
         """Whether images have room for the config's training crops, and test images for whole ones; see `check`."""
+        from momentum_transfer.transfer.torchvision_engine.semantic_run import images_of
+
         if not cfg.INPUT.CROP.ENABLED:
             return True
         try:
@@ -73,6 +78,8 @@ class Segmentation(Task[SemanticData]):
 
     def _read_labels(self, cfg: CfgNode, data: SemanticData) -> NDArray[np.int64]:
         """Pixels of each value in each image, [images, 256]; InputError names a bad label file."""
+        from momentum_transfer.transfer.torchvision_engine.semantic_run import images_of
+
         counts = np.zeros((len(data.pairs), 256), dtype=np.int64)
         trained, tested = self._roles(data)
         for index, image in enumerate(images_of(data)):
@@ -97,11 +104,15 @@ class Segmentation(Task[SemanticData]):
 
     def draw(self, predictions: Predictions, folder: Path, count: int) -> list[Path]:
         """See ``Task.draw``."""
+        from momentum_transfer.transfer.data.overview import draw_label_predictions
+
         return draw_label_predictions(self.tested(predictions.dataset), predictions.results, folder, count)
 
 
-def _check_crop(cfg: CfgNode, image: AnnotatedImage, trained: bool, tested: bool) -> None:
+def _check_crop(cfg: CfgNode, image: "AnnotatedImage", trained: bool, tested: bool) -> None:
     """DeepLab pools over windows of a crop's size: crops must fit into images, and test images hold whole ones."""
+    from momentum_transfer.transfer.torchvision_engine.data import output_size
+
     i, stride = cfg.INPUT, cfg.MODEL.SEM_SEG_HEAD.COMMON_STRIDE
     if trained:
         size = output_size(image.height, image.width, min(i.MIN_SIZE_TRAIN), i.MAX_SIZE_TRAIN)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.build import detectron2_names
+from momentum_transfer.backbones.trainable import UPDATES, merged_state, train_only, untrained_names
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.initial_weights import InitialWeights, match_backbone, match_detector
 from momentum_transfer.transfer.torchvision_engine.backbone import FPN, BottomUp, SimplePyramid, SingleScale
@@ -174,7 +175,7 @@ class OneStage(Detector):
 
 #: State of a training, and of a teacher's normalisation, that Detectron2's files do not hold.
 _OWN = ("loss_normalizer.value", ".alpha", ".pending_mean", ".pending_var", ".pending_count", ".group_mean",
-        ".group_var")  # fmt: skip
+        ".group_var", *UPDATES)  # fmt: skip
 #: Tensors with rows for classes, Detectron2's names.
 _CLASS_ROWS = re.compile(
     r"roi_heads\.box_predictor\.(\d+\.)?(cls_score|bbox_pred)\.|roi_heads\.mask_head\.predictor\.|head\.cls_score\."
@@ -205,8 +206,20 @@ def names(detector: Detector) -> dict[str, str]:
 
 def export_state(detector: Detector) -> dict[str, Tensor]:
     """The detector's tensors under Detectron2's names."""
-    state = detector.state_dict()
+    state = merged_state(detector)
     return {d2_name: state[own].detach().cpu() for own, d2_name in names(detector).items()}
+
+
+def export_trained(detector: Detector) -> dict[str, Tensor]:
+    """`export_state` without what MODEL.BACKBONE.TRAINABLE leaves as the weights have it."""
+    state, untrained = detector.state_dict(), untrained_names(detector)
+    return {d2_name: state[own].detach().cpu() for own, d2_name in names(detector).items() if own not in untrained}
+
+
+def train_backbone_only(detector: Detector, part: str, seed: int) -> None:
+    """Let only ``part`` of the backbone be trained, see `train_only`; neck and heads are."""
+    backbone = detector.backbone
+    train_only(backbone.net if isinstance(backbone, SimplePyramid) else backbone.bottom_up, part, seed)
 
 
 def own_state(detector: Detector) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 
+from momentum_transfer.backbones.trainable import ALL, describe_trained
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.distributed import barrier, is_main, process_group, rank, world_size
 from momentum_transfer.core.errors import InputError
@@ -27,6 +28,7 @@ from momentum_transfer.transfer.torchvision_engine.detectors import (
     export_state,
     load_backbone,
     load_detector,
+    train_backbone_only,
     with_class_rows,
 )
 from momentum_transfer.transfer.torchvision_engine.mean_teacher import MeanTeacher
@@ -193,16 +195,23 @@ def _finetune(experiment: Experiment, seed: int, out_dir: Path, resume: bool, sc
         return Finetuned(final, position.loaded, position.new)
     if not resume and last is not None:
         raise InputError(f"{out_dir} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
+    part, initial = cfg.MODEL.BACKBONE.TRAINABLE, experiment.initial
+    if part != ALL and not initial.sha256:
+        raise InputError(f"expected weights with MODEL.BACKBONE.TRAINABLE {part}, found none; give --weights some")
     torch.manual_seed(seed)
     detector = build(cfg)
-    position = initialise(detector, experiment.initial) if last is None else Position(0, (), ())
+    position = initialise(detector, initial) if last is None or part != ALL else Position(0, (), ())
+    if part != ALL:
+        train_backbone_only(detector, part, seed)
+        say(f"backbone, {part}: {describe_trained(detector.backbone.parameters())}, the neck among them")
     training = build_training(cfg, detector.to(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")), position)
+    training.base = initial.sha256 if part != ALL else ""
     torch.manual_seed(seed + rank())  # every process samples its own proposals
     teacher = training.teacher
     if last is not None:
         network = teacher.network if teacher else None
         training.position = training_state.resume(
-            last, detector, training.optimizer, training.scaler, cfg, teacher=network
+            last, detector, training.optimizer, training.scaler, cfg, teacher=network, base=training.base
         )
         say(f"going on after iteration {training.position.step} of {last}")
     if teacher is not None:

@@ -32,7 +32,8 @@ METRICS_PERIOD = 20
 
 @dataclass
 class Training:
-    """All that moves while a detector trains. schedule: learning rate at a step. teacher: labels images (SEMI)."""
+    """All that moves while a detector trains. schedule: learning rate at a step. teacher: labels images (SEMI).
+    base: digest of the weights that hold what is not trained; "" where all is."""
 
     detector: Detector
     optimizer: torch.optim.Optimizer
@@ -42,6 +43,7 @@ class Training:
     clipper: GradientClipper | None = None
     autocast: torch.dtype | None = None
     teacher: MeanTeacher | None = None
+    base: str = ""
     watch: GradientWatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +88,8 @@ def train(
             ending = any_rank(bool(stop), detector.device)
             if ending or (step + 1) % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or step + 1 == total:
                 teacher = training.teacher.network if training.teacher else None
-                training_state.save(out_dir, detector, optimizer, training.scaler, position, cfg, teacher=teacher)
+                state = detector, optimizer, training.scaler, position, cfg
+                training_state.save(out_dir, *state, teacher=teacher, base=training.base)
             if evaluate is not None and not ending and (step + 1) % cfg.TEST.EVAL_PERIOD == 0:
                 evaluate(position)
             if ending:

@@ -30,7 +30,13 @@ from momentum_transfer.core.settings import differences, dump
 from momentum_transfer.core.untrusted import parse_mapping
 from momentum_transfer.transfer.config import decisive
 from momentum_transfer.transfer.predictions import Predictions, Score
-from momentum_transfer.transfer.torchvision_engine.detectors import Detector, export_state, load_detector, own_state
+from momentum_transfer.transfer.torchvision_engine.detectors import (
+    Detector,
+    export_state,
+    export_trained,
+    load_detector,
+    own_state,
+)
 
 
 @dataclass(frozen=True)
@@ -49,14 +55,15 @@ class Position:
 
 def save(
     folder: Path, detector: Detector, optimizer: torch.optim.Optimizer, scaler: Any, position: Position, cfg: CfgNode,
-    *, teacher: Detector | None = None
+    *, teacher: Detector | None = None, base: str = ""
 ) -> None:  # fmt: skip
     """Write ``checkpoints/step_<step>.pth`` of a run's folder and point ``last`` to it; then remove the one before.
 
-    Every process has to call this: each has its own generators and moving averages. Rank 0 writes.
+    Every process has to call this: each has its own generators and moving averages. Rank 0 writes. ``base``: digest of
+    the weights that hold what is not trained, and so is not written; "" where all is.
     """
     content = {
-        "model": export_state(detector),
+        "model": export_trained(detector),
         "own": {name: _of_all(value, detector.device) for name, value in own_state(detector).items()},
         "optimizer": optimizer.state_dict(),
         "scaler": scaler.state_dict(),
@@ -67,6 +74,8 @@ def save(
         "random": _of_all(torch.get_rng_state(), detector.device),
         "config": dump(decisive(cfg, evaluation=False)),
     }
+    if base:
+        content["untrained"] = base
     if teacher is not None:
         trained, state = dict(teacher.named_parameters()), teacher.state_dict()
         content["teacher"] = {name: state[name].cpu() for name in state if name in trained}
@@ -101,7 +110,7 @@ def last(folder: Path) -> Path | None:
 
 def resume(
     path: Path, detector: Detector, optimizer: torch.optim.Optimizer, scaler: Any, cfg: CfgNode,
-    *, teacher: Detector | None = None
+    *, teacher: Detector | None = None, base: str = ""
 ) -> Position:  # fmt: skip
     """Restore everything as it was when ``path`` was written; InputError for a damaged file or other settings."""
     content = _read(path)
@@ -112,7 +121,9 @@ def resume(
             "another OUTPUT_DIR"
         )
     check_step(content["iteration"] + 1, cfg.SOLVER.MAX_ITER, path)
-    load_detector(detector, content["model"], str(path))
+    if (needed := str(content.get("untrained", ""))) != base:
+        raise InputError(f"expected the weights of digest {needed[:12]} with {path}, found others; give --weights them")
+    load_detector(detector, {**(export_state(detector) if base else {}), **content["model"]}, str(path))
     processes = len(content["random"])
     mine = rank() if processes == world_size() else 0
     with fitting(path):

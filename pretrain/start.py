@@ -1,0 +1,149 @@
+"""Starts a pretraining from weights: reads them, compares them with the network, gives them to student and teacher."""
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+
+from momentum_transfer.backbones.build import build_backbone, named_architecture
+from momentum_transfer.backbones.norms.batch_norm import AnyShapeBatchNorm
+from momentum_transfer.backbones.read import load_backbone
+from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.source import SourceBackbone
+from momentum_transfer.backbones.teacher import copy_student
+from momentum_transfer.backbones.timm_models import TimmArchitecture
+from momentum_transfer.backbones.trainable import check_part, keep_statistics, layers_of, rate_factors, train_only
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.pretrain.methods.method import Method, StudentTeacher
+
+
+@dataclass(frozen=True)
+class Start:
+    """The weights that a run starts from, and the settings with their digest."""
+
+    cfg: CfgNode
+    source: SourceBackbone
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """A plain copy of the backbone, for statistics of new images."""
+        return self.source.build()
+
+    def give(self, method: Method) -> None:
+        """Load the backbone's weights and statistics into the student, and let the teacher begin as its copy.
+
+        Virtual processes all begin with the weights' statistics. Heads stay as they are.
+        """
+        student = method.backbone("student")
+        own, given = student.state_dict(), self.network.state_dict()
+        student.load_state_dict({name: given.get(name, value) for name, value in own.items()})
+        with torch.no_grad():
+            for layer in student.modules():
+                if isinstance(layer, AnyShapeBatchNorm) and layer.groups > 1:
+                    layer.group_mean.copy_(layer.running_mean.repeat(layer.groups))
+                    layer.group_var.copy_(layer.running_var.repeat(layer.groups))
+        if isinstance(method, StudentTeacher):
+            copy_student(method.student, method.teacher)
+
+    def freeze(self, method: Method) -> None:
+        """Freeze what MODEL.TRAINABLE leaves out, and the statistics where NORM.WEIGHTS_STATISTICS says so.
+
+        A teacher keeps the statistics of the same layers as the student.
+        """
+        student = method.backbone("student")
+        train_only(student, self.cfg.MODEL.TRAINABLE)
+        if self.cfg.NORM.WEIGHTS_STATISTICS == "frozen":
+            keep_statistics(student)
+        if "teacher" in method.networks():
+            teacher = method.backbone("teacher")
+            for name, layer in student.named_modules():
+                if isinstance(layer, AnyShapeBatchNorm) and "train" in layer.__dict__:
+                    keep_statistics(teacher.get_submodule(name))
+
+    def factors(self) -> dict[str, float]:
+        """Factors of the learning rate by SOLVER.LAYER_DECAY, by names within the method."""
+        found = rate_factors(self.network, self.cfg.SOLVER.LAYER_DECAY)
+        return {f"student.backbone.{name}": factor for name, factor in found.items()}
+
+
+def read_start(cfg: CfgNode, preset: CfgNode | None = None) -> Start | None:
+    """The weights of MODEL.WEIGHTS, compared with MODEL.ARCH and the digest; None where a run starts at random.
+
+    Under RUN.MINUTES the network is that of the weights, unless MODEL.ARCH differs from ``preset``, the config's own.
+
+    Raises:
+        InputError: no such weights, those of another network, another digest, or a part or rates that the network does
+            not have.
+    """
+    model = cfg.MODEL
+    if not model.WEIGHTS:
+        if model.WEIGHTS_SHA256:
+            raise InputError("expected --weights of the digest MODEL.WEIGHTS_SHA256, found none; give both or neither")
+        return None
+    asked = named_architecture(model.ARCH, model.WIDTH, model.STEM)
+    follows = (
+        cfg.RUN.MINUTES
+        and preset is not None
+        and asked == named_architecture(preset.MODEL.ARCH, preset.MODEL.WIDTH, preset.MODEL.STEM)
+    )
+    named = asked if isinstance(asked, TimmArchitecture) and not follows else None
+    source = load_backbone(model.WEIGHTS, architecture=named)
+    found = source.architecture
+    if follows:
+        asked = found
+    same = found == asked
+    if isinstance(found, TimmArchitecture) and isinstance(asked, TimmArchitecture):
+        same = found.name.partition(".")[0] == asked.name.partition(".")[0]
+    if not same:
+        settings = f"MODEL.ARCH {found}"
+        if isinstance(found, Architecture):
+            settings = f"MODEL.ARCH {found.name} MODEL.WIDTH {found.width} MODEL.STEM {found.stem}"
+        raise InputError(
+            f"expected the weights of {asked}, found those of {found} in {model.WEIGHTS}; set {settings}, or give "
+            "other weights"
+        )
+    if model.WEIGHTS_SHA256 not in ("", source.sha256):
+        raise InputError(
+            f"expected weights with the digest {model.WEIGHTS_SHA256[:12]}… (MODEL.WEIGHTS_SHA256), found "
+            f"{source.sha256[:12]}… in {model.WEIGHTS}; give the weights that the run began with"
+        )
+    with torch.device("meta"):
+        network = build_backbone(asked)
+    _check_shapes(network, source)
+    check_part(network, model.TRAINABLE)
+    if cfg.SOLVER.LAYER_DECAY != 1.0:
+        layers_of(network)
+    settled = cfg.clone()
+    settled.defrost()
+    settled.MODEL.WEIGHTS_SHA256 = source.sha256
+    settled.MODEL.ARCH = str(asked)
+    if isinstance(asked, Architecture):
+        settled.MODEL.ARCH, settled.MODEL.WIDTH, settled.MODEL.STEM = asked.name, asked.width, asked.stem
+    settled.freeze()
+    return Start(settled, source)
+
+
+def _check_shapes(network: nn.Module, source: SourceBackbone) -> None:
+    for name, tensor in network.state_dict().items():
+        found = source.state.get(name)
+        if found is None or found.shape != tensor.shape:
+            shape = "none" if found is None else list(found.shape)
+            raise InputError(
+                f"expected {name} of shape {list(tensor.shape)}, found {shape} in {source.name}; let MODEL.ARCH be the "
+                "network of the weights, ?img_size=N included"
+            )
+
+
+@torch.no_grad()
+def estimate_statistics(network: nn.Module, batches: Iterable[Tensor], count: int) -> None:
+    """Set running statistics to those over ``count`` batches of images by fvcore's precise BN."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # fvcore's losses use torch.jit.script
+        from fvcore.nn import update_bn_stats
+    network.train()
+    update_bn_stats(network, batches, count)
+    network.eval()
