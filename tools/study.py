@@ -14,6 +14,7 @@ docs/claims.md.
 import argparse
 import difflib
 import itertools
+import os
 import random
 import re
 import subprocess
@@ -52,6 +53,7 @@ def main(args: argparse.Namespace) -> None:
         raise InputError(f"expected the name of a study, one of {', '.join(studies())}, found none; see --list")
     suite = study_suite(args.name)
     output = Path(args.output).absolute() if args.output else workplace() / "outputs" / suite.name
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of every cell: bits depend on the number of threads
     if args.verify:
         places = (output.with_name(f"{output.name}_verify_{number}") for number in itertools.count(1))
         verify(suite, args.verify, next(place for place in places if not place.exists()), args.jobs)

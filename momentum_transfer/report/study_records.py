@@ -129,11 +129,13 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def cpu_kind() -> str:
-    """The processor's name and the machine's architecture."""
+    """The processor's name, family, model and stepping (kernels differ by them), and the machine's architecture."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
-    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return f"{named or platform.processor() or 'unknown'}, {platform.machine()}"
+    text = info.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0] if info.is_file() else ""
+    known = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    named = known.get("model name") or platform.processor() or "unknown"
+    numbers = [f"{key.split()[-1]} {known[key]}" for key in ("cpu family", "model", "stepping") if key in known]
+    return ", ".join([named, *numbers, platform.machine()])
 
 
 def same_machine(folder: Path, again: Sequence[Record]) -> bool:
