@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -31,6 +31,7 @@ from typing import Any
 from momentum_transfer.core import run_lock
 from momentum_transfer.core.errors import InputError, extra
 from momentum_transfer.core.log import say, speaking
+from momentum_transfer.core.loggers import OF_THE_SUITE
 from momentum_transfer.core.records import SPENT
 from momentum_transfer.core.shipped import started, workplace
 from momentum_transfer.suites.task import Job
@@ -82,19 +83,21 @@ def full_command(job: Job, gpus: int, node: int = 0, rendezvous: str = "") -> li
 
 
 def start(
-    job: Job, gpus: int, device: int | None = None, locks: tuple[int, ...] = (), rendezvous: str = ""
-) -> tuple[subprocess.Popen[bytes], float]:
+    job: Job, gpus: int, device: int | None = None, locks: tuple[int, ...] = (), rendezvous: str = "",
+    environment: Mapping[str, str] = {},
+) -> tuple[subprocess.Popen[bytes], float]:  # fmt: skip
     """Start a job's process with its output in ``job.log``; returns it, and the seconds that earlier attempts took.
 
     Args:
         device: the one GPU that it sees; None shows all.
         locks: descriptors of locks, which it holds until its own end.
         rendezvous: HOST:PORT of a task on several nodes, of which this is the first.
+        environment: variables beside this process's own.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     nodes = job.task.nodes if rendezvous else 1
     spent = job.begin(job.gpus(gpus) * nodes, **({"rendezvous": rendezvous} if rendezvous else {}))
-    environment = {"PYTHONUNBUFFERED": "1", SPENT: f"{spent:.1f}"}
+    environment = {**environment, "PYTHONUNBUFFERED": "1", SPENT: f"{spent:.1f}"}
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(device)
     return _process(full_command(job, gpus, rendezvous=rendezvous), job.log, environment, locks), spent
@@ -192,6 +195,7 @@ class Attempt:
 
     def __init__(self, job: Job, gpus: int, patience: float = _PATIENCE, node: int | None = None) -> None:
         self.job, self.gpus, self.patience, self.node = job, gpus, patience, node
+        self._suite = {name: os.environ[name] for name in OF_THE_SUITE if name in os.environ}  # where it is made
         self._process = 0  # its id; 0 for none
         self._began, self._spent, self._stopped = 0.0, 0.0, False
 
@@ -235,7 +239,9 @@ class Attempt:
         self._began = time.monotonic()
         rendezvous = f"{_own_address()}:{_free_port()}" if self.job.task.nodes > 1 else ""
         with self._stopping():
-            process, self._spent = start(self.job, self.gpus, locks=(lock,), rendezvous=rendezvous)
+            process, self._spent = start(
+                self.job, self.gpus, locks=(lock,), rendezvous=rendezvous, environment=self._suite
+            )
             code = self._wait(process)
             status, note = note_end(self.job, code, time.monotonic() - self._began, self._spent)
         if status == "stopped":
