@@ -18,6 +18,7 @@ timed-out jobs resume (docs/cluster.md); tools/status.py shows where the tasks a
 import argparse
 import collections
 import contextlib
+import math
 import os
 import re
 import subprocess
@@ -87,8 +88,9 @@ def main(args: argparse.Namespace) -> None:
     if args.dry_run:
         show_plan(jobs, costs, gpus, args.price)
     found = preflight(jobs, TOOLS, output, shared)
-    if several := [job for job in jobs if job.task.nodes > 1 and not job.done() and (shard or args.export)]:
-        found["nodes", "a shard runs on one node; --on slurm and --on ray take several"] = several
+    shards = shard.count if shard else _shards(args, jobs) if args.export else math.inf
+    if several := [job for job in jobs if job.task.nodes > shards and not job.done()]:
+        found["nodes", f"expected a shard for each node, found {shards}; begin more"] = several
     _refuse(found, elsewhere=engine is not None or bool(args.export))
     if args.dry_run:
         return
@@ -152,17 +154,22 @@ def _engine(args: argparse.Namespace, output: Path) -> Executor | None:
 
 
 def _export(args: argparse.Namespace, output: Path, place: Path, jobs: Sequence[Job], gpus: int) -> None:
-    """Write the script or manifest of --export, for --jobs shards (default: as tasks may begin side by side)."""
+    """Write the script or manifest of --export."""
     words, skip = [], False
     for word in sys.argv[1:]:
         if not skip and not word.startswith(("--export", "--jobs")):
             words.append(word)
         skip = word in ("--export", "--jobs")
-    count = args.jobs or sum(not job.needs for job in jobs)
+    count = _shards(args, jobs)
     suffix, how = KINDS[args.export]
     path = output / f"shards{suffix}"
     write_text(path, export(args.export, typed([sys.argv[0], *words]), place, jobs, gpus, count))
     say(f"wrote {path}, {counted(count, 'shard')}: {how}")
+
+
+def _shards(args: argparse.Namespace, jobs: Sequence[Job]) -> int:
+    """How many shards --export writes: --jobs, else as many as tasks may begin side by side, on all their nodes."""
+    return args.jobs or max(sum(not job.needs for job in jobs), *(job.task.nodes for job in jobs))
 
 
 def _show_outcomes(outcomes: Sequence[Outcome]) -> None:

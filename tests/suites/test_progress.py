@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from momentum_transfer.core import run_lock
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.provenance import cost_tables
-from momentum_transfer.suites import local, progress
+from momentum_transfer.suites import local
 from momentum_transfer.suites.attempt import JOB_LOCK
 from momentum_transfer.suites.planning import Expected, expected, plan, read_measured, show_plan
 from momentum_transfer.suites.progress import read_plan, standings, write_plan
@@ -140,7 +141,7 @@ def test_standings_are_shown_on_a_file_system_that_is_read_only(tmp_path, jobs, 
     def refused(*_arguments, **_options):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(progress, "_offsets", {})
+    monkeypatch.setattr(run_lock, "_offsets", {})
     for name in ("touch", "unlink"):
         monkeypatch.setattr(Path, name, refused)
     assert standings(tmp_path / "out", {})[0].state == "running"
