@@ -110,7 +110,7 @@ class Cluster:
         except InputError as error:
             return error
         except (errors.GetTimeoutError, errors.ActorUnavailableError):  # whose node died, and which comes back
-            return InputError(f"expected an answer of Ray within {_PATIENCE:.0f} s, found none.")
+            return InputError("expected an answer of Ray, found none yet.")
         except Exception as error:
             gone = isinstance(error, (errors.RayError, ConnectionError)) and not isinstance(error, errors.RayTaskError)
             return ConnectionError(one_line(error)) if gone else RuntimeError(traceback.format_exc())

@@ -199,4 +199,4 @@ def test_an_actor_that_is_being_made_again_is_asked_again(tmp_path: Path, ray: S
     with caplog.at_level("WARNING", "momentum_transfer"):
         (outcome,) = run_on(engine, jobs_of(tmp_path, {}), tmp_path / "out", gpus=0, poll=0.0)
     assert outcome.well
-    assert "expected an answer of Ray within 120 s, found none. Asking again." in caplog.text
+    assert "expected an answer of Ray, found none yet. Asking again." in caplog.text
