@@ -171,6 +171,8 @@ class _Run:
         if job.done():
             status = "done"
         elif self.shard and state.get("key") == job.key and state.get("exit_code", 0) != 0:
+            if "no space left" in str(state.get("note", "")).lower():  # on the disk of that node, or then
+                return False
             status = "failed"
         else:
             return False

@@ -174,6 +174,19 @@ def test_a_full_disk_ends_a_shard_in_its_error_and_nothing_is_lost_or_done_twice
     assert words(tmp_path / "out").count("word1") == (2 if when == "end" else 1)  # real tools see their record and skip
 
 
+def test_what_failed_for_a_full_disk_is_tried_by_the_other_shards(tmp_path: Path):
+    (job,) = jobs_of(tmp_path, {"word": "fail"})
+    tool = tmp_path / "tool.py"
+    script = tool.read_text()
+    tool.write_text("raise OSError(28, 'No space left on device')")
+    assert run_local([job], shard=Shard(1, 2))[0].note.endswith("No space left on device")
+    tool.write_text(script)
+    assert run_local([job], shard=Shard(2, 2))[0].note == "exit code 3: boom: no such thing"
+    assert job.state()["attempts"] == 2
+    assert run_local([job], shard=Shard(1, 2))[0].status == "failed"
+    assert job.state()["attempts"] == 2  # no shard repeats that
+
+
 def test_a_second_driver_on_this_machine_is_refused_and_runs_nothing(tmp_path: Path):
     write_suite(tmp_path, {})
     words_ = ("--suite", tmp_path / "suite.yaml", "--weights", write_weights(tmp_path)[0], "--gpus", "0")
