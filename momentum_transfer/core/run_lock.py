@@ -99,7 +99,7 @@ def silence(folder: Path, *paths: Path) -> float:
 
     By the clock of the folder's file server: ours may differ, and make a task look alive or silent.
     """
-    return _now_there(folder, time.time()) - _latest(*paths)
+    return time_there(folder) - _latest(*paths)
 
 
 def _latest(*paths: Path) -> float:
@@ -116,8 +116,9 @@ def _latest(*paths: Path) -> float:
 _offsets: dict[int, float] = {}
 
 
-def _now_there(folder: Path, now: float) -> float:
+def time_there(folder: Path) -> float:
     """The time by the clock that stamps files in a folder, measured once for each file system; else by our clock."""
+    now = time.time()
     try:
         device = folder.stat().st_dev
     except OSError:

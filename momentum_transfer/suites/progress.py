@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import write_text
-from momentum_transfer.core.run_lock import silence
+from momentum_transfer.core.run_lock import silence, time_there
 from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.suites.attempt import JOB_LOCK, last_lines, last_word
 from momentum_transfer.suites.planning import Expected
@@ -128,7 +127,7 @@ def _standing(
             return Standing(planned, "done", seconds, 1.0, 0.0, gpus)
         return Standing(planned, "failed", seconds, gpus=gpus, note=str(state.get("note", "")) or last_word(lines))
     if "began" in state:
-        now = time.time()
+        now = time_there(planned.folder)
         quiet = silence(planned.folder, planned.folder / JOB_LOCK, planned.folder / LOG)
         running = "running" if quiet < SILENCE else "silent"
         seconds += max(0.0, now - _number(state["began"]) - (quiet if running == "silent" else 0.0))

@@ -155,6 +155,17 @@ def test_seconds_of_a_task_do_not_follow_a_clock_that_goes_back(jobs, monkeypatc
     assert running.outcome().seconds == pytest.approx(5, abs=2)
 
 
+def test_seconds_of_a_killed_attempt_are_those_of_the_file_server_where_the_nodes_clock_differs(jobs, monkeypatch):
+    job, true = jobs[0], time.time
+    monkeypatch.setattr(run_lock, "_offsets", {})
+    monkeypatch.setattr(time, "time", lambda: true() - 7200)
+    job.folder.mkdir(parents=True)
+    job.begin(1)
+    job.log.touch()
+    assert job.state()["began"] == pytest.approx(true(), abs=5)
+    assert job.begin(1) == pytest.approx(0, abs=5)
+
+
 def job(name: str, folder: Path, gpu_hours: float) -> Job:
     task = Task(name, "tools/lowshot.py knn", (), gpu_hours)
     return Job("m2", task, ("tools/lowshot.py", "knn"), folder / name, (), "0" * 16, folder / "results.jsonl")
