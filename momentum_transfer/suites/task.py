@@ -133,8 +133,8 @@ class Job:
         """State of the attempts under one ``key``; empty before the first.
 
         ``began`` (seconds since 1970 by the file server's clock), ``host``, ``slurm_job``, ``rendezvous`` of a task on
-        several nodes: of the attempt that runs or was killed; ``exit_code`` once it ended by itself, ``stopped`` where a signal ended it;
-        ``seconds`` of all ``attempts``, ``gpus`` of each.
+        several nodes: of the attempt that runs or was killed. ``exit_code`` once it ended by itself, ``stopped`` where
+        a signal ended it. ``seconds`` of all ``attempts``, ``gpus`` of each.
         """
         return read_state(self.folder)
 
