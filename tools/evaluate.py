@@ -40,11 +40,11 @@ from momentum_transfer.core.urls import copy_out
 from momentum_transfer.suites.attempt import Outcome, alone
 from momentum_transfer.suites.executors import Executor, Setup, cancel, executor_class, run_on
 from momentum_transfer.suites.local import run_local
-from momentum_transfer.suites.planning import LISTED, expected, plan, read_measured, select, show_plan
+from momentum_transfer.suites.planning import LISTED, Expected, expected, plan, read_measured, select, show_plan
 from momentum_transfer.suites.preflight import OF_THE_MACHINE, Refusals, Shared, preflight, show_refusals
 from momentum_transfer.suites.progress import write_plan
 from momentum_transfer.suites.shards import KINDS, export, read_shard
-from momentum_transfer.suites.slurm import OURS
+from momentum_transfer.suites.slurm import OURS, Slurm
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job
 from momentum_transfer.tools import convert, lowshot, transfer
@@ -87,7 +87,9 @@ def main(args: argparse.Namespace) -> None:
     costs = expected(jobs, gpus, read_measured(args.measured) if args.measured else None)
     if args.dry_run:
         show_plan(jobs, costs, gpus, args.price)
-    found = preflight(jobs, TOOLS, output, shared)
+    found = preflight(jobs, TOOLS, shared)
+    if isinstance(engine, Slurm) and not any(word.startswith("time=") for word in args.sbatch):
+        _warn_of_limits([(job, costs[job.title]) for job in jobs])
     shards = shard.count if shard else _shards(args, jobs) if args.export else math.inf
     if several := [job for job in jobs if job.task.nodes > shards and not job.done()]:
         found["nodes", f"expected a shard for each node, found {shards}; begin more"] = several
@@ -132,6 +134,15 @@ def _refuse(found: Refusals, *, elsewhere: bool) -> None:
         f"expected a plan whose every task can run, found {counted(len(names), 'task')} refused (the table above); "
         f"correct them, or leave them out: --skip {' '.join(names)}"
     )
+
+
+def _warn_of_limits(plan: Sequence[tuple[Job, Expected]]) -> None:
+    """Name a task that is expected to take longer than Slurm will let it run at a time."""
+    long = [(job, cost) for job, cost in plan if 60 * cost.hours > job.task.minutes]
+    for job, cost in long[:1]:
+        others = f" (and {counted(len(long) - 1, 'other task')})" if long[1:] else ""
+        hours = f"{cost.hours:.1f} hours are expected ({cost.source}), {job.task.minutes} minutes at a time"
+        warn(f"{job.title}{others}: {hours}; it saves before each limit; or raise minutes:, or --sbatch time=")
 
 
 def _engine(args: argparse.Namespace, output: Path) -> Executor | None:

@@ -23,6 +23,7 @@ from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.task import Job
 from tests.suites.slurm_stand_ins import make_stand_ins
 from tests.suites.suite_files import words, write_suite, write_weights
+from tests.tools.in_process import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -238,6 +239,15 @@ def test_a_stop_by_signal_is_no_end_and_the_next_attempt_goes_on(tmp_path: Path)
     assert job.state()["seconds"] > state["seconds"] > 0
     Attempt(job, 0)()  # a second job that waited for the first finds it done
     assert words(tmp_path / "out") == ["done"]
+
+
+def test_a_task_that_will_take_longer_than_its_minutes_is_named_before_it_is_submitted(tmp_path: Path, slurm: Path):
+    suite = write_suite(tmp_path, {"gpu_hours": 3.0, "minutes": 60}, {"gpu_hours": 0.9, "minutes": 60})
+    words_ = ("--suite", suite, "--weights", write_weights(tmp_path)[0], "--output", tmp_path / "out", "--dry-run")
+    told = "momentum2: task0: 3.0 hours are expected (suite), 60 minutes at a time"
+    assert told in run_tool("evaluate", *words_, "--slurm").stderr
+    for more in (("--slurm", "--sbatch", "time=240"), ()):
+        assert "hours are expected (" not in run_tool("evaluate", *words_, *more).stderr
 
 
 def test_two_attempts_at_once_are_one(tmp_path: Path):
