@@ -212,7 +212,7 @@ class _Running:
         self.outcome()
 
     def outcome(self) -> Outcome | None:
-        """Note and log how it ended; None for a node's part, of which the job's folder tells."""
+        """Note and log how it ended; None for a node's part, whose end is in the job's folder."""
         with self.held:
             if self.node is not None:
                 return None

@@ -43,9 +43,9 @@ class Ray:
     def __init__(self, setup: Setup) -> None:
         extra("ray", "Ray")
         spawn = multiprocessing.get_context("spawn")
-        self._line, theirs = spawn.Pipe()
-        spawn.Process(target=_serve, args=(theirs, setup), daemon=True).start()
-        theirs.close()
+        self._line, end = spawn.Pipe()
+        spawn.Process(target=_serve, args=(end, setup), daemon=True).start()
+        end.close()
         self._ask("connect")
 
     def gpus(self) -> int:
