@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.suites.attempt import Attempt, full_command
+from momentum_transfer.suites.attempt import Attempt, full_command, node_lock
 from momentum_transfer.suites.executors import Setup, run_on
 from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.slurm import Slurm, _refusal
@@ -248,6 +248,23 @@ def test_a_task_that_will_take_longer_than_its_minutes_is_named_before_it_is_sub
     assert told in run_tool("evaluate", *words_, "--slurm").stderr
     for more in (("--slurm", "--sbatch", "time=240"), ()):
         assert "hours are expected (" not in run_tool("evaluate", *words_, *more).stderr
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_failure_in_which_another_node_is_lost_is_no_end(tmp_path: Path, monkeypatch, alive: bool):
+    (job,) = jobs_of(tmp_path, {"nodes": 2, "distributed": True})
+    job.results.parent.mkdir()
+    job.folder.mkdir(parents=True)
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    lock = job.folder / node_lock(1)
+    lock.write_text(f"{other.pid} {os.uname().nodename}")
+    code = "raise SystemExit(1)" if alive else f"import os; os.kill({other.pid}, 9); raise SystemExit(1)"
+    monkeypatch.setattr("momentum_transfer.suites.attempt.full_command", lambda *_, **__: [sys.executable, "-c", code])
+    with pytest.raises(RuntimeError if alive else SystemExit):
+        Attempt(job, 0, node=0)()
+    other.kill()
+    other.wait()
+    assert (job.state().get("exit_code"), job.state().get("stopped")) == ((1, None) if alive else (None, "SIGTERM"))
 
 
 def test_two_attempts_at_once_are_one(tmp_path: Path):
