@@ -153,7 +153,26 @@ def _feature_network(cfg: CfgNode, source: SourceBackbone | None) -> Source:
     network = StageFeatures(source.build(), cfg.FEATURES.LAYER, cfg.FEATURES.POOL).to(where)
     if network.channels_last:
         network.to(memory_format=torch.channels_last)
-    return Source(network, sha256_of_text(f"{source.sha256} {source.network}"))
+    return Source(network, _digest(source))
+
+
+def _digest(source: SourceBackbone) -> str:
+    """What the cache knows a frozen network by."""
+    return sha256_of_text(f"{source.sha256} {source.network}")
+
+
+def _cache(cfg: CfgNode) -> Path:
+    return Path(cfg.FEATURES.CACHE).expanduser() if cfg.FEATURES.CACHE else cache_root() / "features"
+
+
+def disk_space(cfg: CfgNode, source: SourceBackbone, images: Images) -> tuple[Path, str, int]:
+    """(cache, features, bytes) that an evaluation of frozen features adds; none where it has some of these weights."""
+    cache, digest = _cache(cfg), _digest(source)
+    with torch.device("meta"):
+        width = build_backbone(source.architecture).num_features
+    known = any(digest.encode() in file.read_bytes() for file in cache.glob("*/about.json"))
+    count = len(images.train.labels) + len(images.test.labels)
+    return cache, f"{digest} {cfg.DATASETS}", 0 if known else 4 * width * count
 
 
 def feature_sets(
@@ -202,8 +221,7 @@ def _features(
         layer=layer,
         precision=cfg.FEATURES.PRECISION,
     )
-    cache = Path(cfg.FEATURES.CACHE).expanduser() if cfg.FEATURES.CACHE else cache_root() / "features"
     return extract(
-        network, part, transform, about, cache, name=f"{data.NAME} {data[split]}", device=choose_device(),
+        network, part, transform, about, _cache(cfg), name=f"{data.NAME} {data[split]}", device=choose_device(),
         batch_size=cfg.FEATURES.BATCH_SIZE, workers=cfg.FEATURES.WORKERS,
     )  # fmt: skip

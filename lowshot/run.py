@@ -98,12 +98,25 @@ def refusals(
         if request.features or request.test_features:
             _given(request)
             return
-        images = opened.setdefault(f"{cfg.DATASETS} {cfg.INPUT.IMAGE_SIZE}", inputs.Images(cfg))
+        images = opened.setdefault(_data_of(cfg), inputs.Images(cfg))
         inputs.check_classes(images.train, images.test)
         if check := evaluations.CHECKS.get(request.command):
             check(cfg, images.train.labels, f"{cfg.DATASETS.NAME} {cfg.DATASETS.TRAIN}")
 
     yield from refused({"settings": lambda: check_settings(cfg), "weights": weights, "data": data})
+
+
+def disk_space(
+    cfg: CfgNode, request: Request, source: SourceBackbone | None, opened: dict[str, inputs.Images]
+) -> tuple[Path, str, int] | None:
+    """What a command that `refusals` lets pass adds to the cache of features; see `inputs.disk_space`."""
+    if source is None or request.command not in ON_FEATURES or request.features:
+        return None
+    return inputs.disk_space(cfg, source, opened[_data_of(cfg)])
+
+
+def _data_of(cfg: CfgNode) -> str:
+    return f"{cfg.DATASETS} {cfg.INPUT.IMAGE_SIZE}"
 
 
 def _check_weights(request: Request) -> None:

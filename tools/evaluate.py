@@ -18,6 +18,7 @@ timed-out jobs resume (docs/cluster.md); tools/status.py shows where the tasks a
 import argparse
 import collections
 import contextlib
+import math
 import os
 import re
 import subprocess
@@ -39,11 +40,11 @@ from momentum_transfer.core.urls import copy_out
 from momentum_transfer.suites.attempt import Outcome, alone
 from momentum_transfer.suites.executors import Executor, Setup, cancel, executor_class, run_on
 from momentum_transfer.suites.local import run_local
-from momentum_transfer.suites.planning import LISTED, expected, plan, read_measured, select, show_plan
+from momentum_transfer.suites.planning import LISTED, Expected, expected, plan, read_measured, select, show_plan
 from momentum_transfer.suites.preflight import OF_THE_MACHINE, Refusals, Shared, preflight, show_refusals
 from momentum_transfer.suites.progress import write_plan
 from momentum_transfer.suites.shards import KINDS, export, read_shard
-from momentum_transfer.suites.slurm import OURS
+from momentum_transfer.suites.slurm import OURS, Slurm
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job
 from momentum_transfer.tools import convert, lowshot, transfer
@@ -86,9 +87,12 @@ def main(args: argparse.Namespace) -> None:
     costs = expected(jobs, gpus, read_measured(args.measured) if args.measured else None)
     if args.dry_run:
         show_plan(jobs, costs, gpus, args.price)
-    found = preflight(jobs, TOOLS, output, shared)
-    if several := [job for job in jobs if job.task.nodes > 1 and not job.done() and (shard or args.export)]:
-        found["nodes", "a shard runs on one node; --on slurm and --on ray take several"] = several
+    found = preflight(jobs, TOOLS, shared)
+    if isinstance(engine, Slurm) and not any(word.startswith("time=") for word in args.sbatch):
+        _warn_of_limits([(job, costs[job.title]) for job in jobs])
+    shards = shard.count if shard else _shards(args, jobs) if args.export else math.inf
+    if several := [job for job in jobs if job.task.nodes > shards and not job.done()]:
+        found["nodes", f"expected a shard for each node, found {shards}; begin more"] = several
     _refuse(found, elsewhere=engine is not None or bool(args.export))
     if args.dry_run:
         return
@@ -132,6 +136,15 @@ def _refuse(found: Refusals, *, elsewhere: bool) -> None:
     )
 
 
+def _warn_of_limits(plan: Sequence[tuple[Job, Expected]]) -> None:
+    """Name a task that is expected to take longer than Slurm will let it run at a time."""
+    long = [(job, cost) for job, cost in plan if 60 * cost.hours > job.task.minutes]
+    for job, cost in long[:1]:
+        others = f" (and {counted(len(long) - 1, 'other task')})" if long[1:] else ""
+        hours = f"{cost.hours:.1f} hours are expected ({cost.source}), {job.task.minutes} minutes at a time"
+        warn(f"{job.title}{others}: {hours}; it saves before each limit; or raise minutes:, or --sbatch time=")
+
+
 def _engine(args: argparse.Namespace, output: Path) -> Executor | None:
     """The engine of --on, or of --slurm; None for this machine. InputError for options that do not go together."""
     on = args.on if args.on is not None else "slurm" if args.slurm else "local"
@@ -152,17 +165,22 @@ def _engine(args: argparse.Namespace, output: Path) -> Executor | None:
 
 
 def _export(args: argparse.Namespace, output: Path, place: Path, jobs: Sequence[Job], gpus: int) -> None:
-    """Write the script or manifest of --export, for --jobs shards (default: as tasks may begin side by side)."""
+    """Write the script or manifest of --export."""
     words, skip = [], False
     for word in sys.argv[1:]:
         if not skip and not word.startswith(("--export", "--jobs")):
             words.append(word)
         skip = word in ("--export", "--jobs")
-    count = args.jobs or sum(not job.needs for job in jobs)
+    count = _shards(args, jobs)
     suffix, how = KINDS[args.export]
     path = output / f"shards{suffix}"
     write_text(path, export(args.export, typed([sys.argv[0], *words]), place, jobs, gpus, count))
     say(f"wrote {path}, {counted(count, 'shard')}: {how}")
+
+
+def _shards(args: argparse.Namespace, jobs: Sequence[Job]) -> int:
+    """How many shards --export writes: --jobs, else as many as tasks may begin side by side, on all their nodes."""
+    return args.jobs or max(sum(not job.needs for job in jobs), *(job.task.nodes for job in jobs))
 
 
 def _show_outcomes(outcomes: Sequence[Outcome]) -> None:

@@ -90,7 +90,7 @@ def refusals(args: argparse.Namespace, shared: Any) -> Iterator[tuple[str, str]]
     found = list(of_run(cfg, request, source, shared.data))
     yield from found
     if not found:
-        shared.space += disk_space(cfg)
+        shared.space[Path(cfg.OUTPUT_DIR), "checkpoints"] = disk_space(cfg)
 
 
 def parser() -> argparse.ArgumentParser:

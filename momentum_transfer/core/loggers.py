@@ -75,6 +75,9 @@ class _WeightsAndBiases:
 
 #: Environment variables: MLflow's store, which switches it on; and the suite's run, whose children the tasks' runs are.
 _STORE, _PARENT = "MLFLOW_TRACKING_URI", "MOMENTUM_TRANSFER_MLFLOW_PARENT"
+_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
+#: Those by which a task on another machine is a child of the suite's run.
+OF_THE_SUITE = (_STORE, _PARENT, _EXPERIMENT)
 #: Holds the identifier of a folder's MLflow run.
 _MLFLOW_RUN = "mlflow_run.txt"
 #: What MLflow's names of metrics may not hold.
@@ -105,7 +108,7 @@ class _MLflow:
 
     def _begin(self) -> str:
         """A new run with the folder's settings as parameters, a hundred a request as MLflow's REST API allows."""
-        name, parent = os.environ.get("MLFLOW_EXPERIMENT_NAME", "momentum-transfer"), os.environ.get(_PARENT)
+        name, parent = os.environ.get(_EXPERIMENT, "momentum-transfer"), os.environ.get(_PARENT)
         found = self.client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else self.client.create_experiment(name)
         tags = {"mlflow.parentRunId": parent} if parent else {}

@@ -85,6 +85,57 @@ def lives_here(text: str) -> bool | None:
     return owner.lives() if owner is not None and owner.here else None
 
 
+def alive(path: Path, *renewed: Path, within: float = 60.0) -> bool:
+    """Whether the process that signed a file is at work: one elsewhere if it or what it renews changed lately."""
+    try:
+        here = lives_here(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return False
+    return silence(path.parent, path, *renewed) < within if here is None else here
+
+
+def silence(folder: Path, *paths: Path) -> float:
+    """Seconds since one of these files of a folder was last written.
+
+    By the clock of the folder's file server: ours may differ, and make a task look alive or silent.
+    """
+    return time_there(folder) - _latest(*paths)
+
+
+def _latest(*paths: Path) -> float:
+    """When one of these files was last written, in seconds since 1970; 0 where none is there."""
+    times = [0.0]
+    for path in paths:
+        try:
+            times.append(path.stat().st_mtime)
+        except OSError:
+            continue
+    return max(times)
+
+
+_offsets: dict[int, float] = {}
+
+
+def time_there(folder: Path) -> float:
+    """The time by the clock that stamps files in a folder, measured once for each file system; else by our clock."""
+    now = time.time()
+    try:
+        device = folder.stat().st_dev
+    except OSError:
+        return now
+    if device not in _offsets:
+        probe = folder / f".clock.{os.getpid()}"
+        try:
+            probe.touch()
+            _offsets[device] = probe.stat().st_mtime - time.time()
+        except OSError:  # a folder that we must not write to
+            _offsets[device] = 0.0
+        finally:
+            with contextlib.suppress(OSError):  # a read-only file system refuses it before it looks
+                probe.unlink()
+    return now + _offsets[device]
+
+
 def _owner_in(text: str) -> _Owner | None:
     process, _, rest = text.strip().partition(" ")
     host, _, began = rest.partition(" ")

@@ -6,7 +6,8 @@ job, or the same command later, goes on. Before a time limit submitit is warned 
 lets the task save, and submitit puts the job into the queue again.
 
 A task on several nodes is an attempt on each: that of node 0 notes begin and end, and in the state where torchrun's
-processes meet (``rendezvous``); the others join it there.
+processes meet (``rendezvous``); the others join it there. It begins once all others hold their lock; a failure in which
+one of these is lost is no end either.
 
 The runner holds the lock of its folder (``core.run_lock``), and its tasks inherit it; the system gives it up when the
 last of them ends. So two suites never write the same folder, and after a ``kill -9`` the next run waits for the tasks
@@ -22,7 +23,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -31,6 +32,7 @@ from typing import Any
 from momentum_transfer.core import run_lock
 from momentum_transfer.core.errors import InputError, extra
 from momentum_transfer.core.log import say, speaking
+from momentum_transfer.core.loggers import OF_THE_SUITE
 from momentum_transfer.core.records import SPENT
 from momentum_transfer.core.shipped import started, workplace
 from momentum_transfer.suites.task import Job
@@ -60,6 +62,13 @@ _STOPS = {
 }
 #: The lock of a job's folder; the task's own run in it has another (``run_lock.NAME``).
 JOB_LOCK = ".job.lock"
+
+
+def node_lock(node: int) -> str:
+    """The lock of a node's part in a task on several."""
+    return f"{JOB_LOCK}.{node}" if node else JOB_LOCK
+
+
 #: Seconds that a job waits for another's processes in its folder: those of a node that came back are being killed.
 _PATIENCE = 600.0
 
@@ -82,19 +91,21 @@ def full_command(job: Job, gpus: int, node: int = 0, rendezvous: str = "") -> li
 
 
 def start(
-    job: Job, gpus: int, device: int | None = None, locks: tuple[int, ...] = (), rendezvous: str = ""
-) -> tuple[subprocess.Popen[bytes], float]:
+    job: Job, gpus: int, device: int | None = None, locks: tuple[int, ...] = (), rendezvous: str = "",
+    environment: Mapping[str, str] = {},
+) -> tuple[subprocess.Popen[bytes], float]:  # fmt: skip
     """Start a job's process with its output in ``job.log``; returns it, and the seconds that earlier attempts took.
 
     Args:
         device: the one GPU that it sees; None shows all.
         locks: descriptors of locks, which it holds until its own end.
         rendezvous: HOST:PORT of a task on several nodes, of which this is the first.
+        environment: variables beside this process's own.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     nodes = job.task.nodes if rendezvous else 1
     spent = job.begin(job.gpus(gpus) * nodes, **({"rendezvous": rendezvous} if rendezvous else {}))
-    environment = {"PYTHONUNBUFFERED": "1", SPENT: f"{spent:.1f}"}
+    environment = {**environment, "PYTHONUNBUFFERED": "1", SPENT: f"{spent:.1f}"}
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(device)
     return _process(full_command(job, gpus, rendezvous=rendezvous), job.log, environment, locks), spent
@@ -110,11 +121,11 @@ def _process(
         # A session of its own: Ctrl-C reaches it once, through us, because a second signal would mean "at once".
         return subprocess.Popen(
             command, cwd=workplace(), env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True, pass_fds=locks, preexec_fn=_in_the_child(os.getpid()),
+            start_new_session=True, pass_fds=locks, preexec_fn=in_the_child(os.getpid()),
         )  # fmt: skip
 
 
-def _in_the_child(parent: int) -> Callable[[], None]:
+def in_the_child(parent: int) -> Callable[[], None]:
     """What a task's process does before its command.
 
     It leaves Slurm's warning to the parent, and on Linux gets SIGTERM as soon as the parent is gone, even killed.
@@ -192,6 +203,7 @@ class Attempt:
 
     def __init__(self, job: Job, gpus: int, patience: float = _PATIENCE, node: int | None = None) -> None:
         self.job, self.gpus, self.patience, self.node = job, gpus, patience, node
+        self._suite = {name: os.environ[name] for name in OF_THE_SUITE if name in os.environ}  # where it is made
         self._process = 0  # its id; 0 for none
         self._began, self._spent, self._stopped = 0.0, 0.0, False
 
@@ -205,14 +217,11 @@ class Attempt:
         several = self.job.task.nodes > 1
         node = int(os.environ.get("SLURM_NODEID", "0")) if self.node is None and several else self.node
         with speaking():
-            if node:
-                self._join(node)
-                return
             deadline = time.monotonic() + self.patience
             while True:
                 try:
-                    with alone(self.job.folder, name=JOB_LOCK) as lock:
-                        self._run(lock)
+                    with alone(self.job.folder, name=node_lock(node or 0)) as lock:
+                        self._join(node, lock) if node else self._run(lock)
                     return
                 except InputError as error:
                     if time.monotonic() > deadline:
@@ -232,18 +241,33 @@ class Attempt:
         if self.job.done():  # by another job that was in the folder before
             say(f"{self.job.title}: done before")
             return
-        self._began = time.monotonic()
-        rendezvous = f"{_own_address()}:{_free_port()}" if self.job.task.nodes > 1 else ""
         with self._stopping():
-            process, self._spent = start(self.job, self.gpus, locks=(lock,), rendezvous=rendezvous)
+            others = self._others()
+            self._began = time.monotonic()
+            rendezvous = f"{_own_address()}:{_free_port()}" if self.job.task.nodes > 1 else ""
+            process, self._spent = start(
+                self.job, self.gpus, locks=(lock,), rendezvous=rendezvous, environment=self._suite
+            )
             code = self._wait(process)
+            if code not in (0, *_STOPS) and _gone(others):
+                say(f"{self.job.title}: another node is gone")
+                code = -signal.SIGTERM
             status, note = note_end(self.job, code, time.monotonic() - self._began, self._spent)
         if status == "stopped":
             sys.exit(128 + _STOPS[code])
         if status == "failed":
             raise RuntimeError(f"{self.job.title}: {note}, see {self.job.log}")
 
-    def _join(self, node: int) -> None:
+    def _others(self) -> dict[Path, str]:
+        """The locks of the other nodes, once all of them are held, and what is in them; SystemExit if it is stopped."""
+        paths = [self.job.folder / node_lock(node) for node in range(1, self.job.task.nodes)]
+        while not all(run_lock.alive(path) for path in paths):
+            if self._stopped:
+                sys.exit(128 + signal.SIGTERM)
+            time.sleep(0.2)
+        return {path: _text(path) for path in paths}
+
+    def _join(self, node: int, lock: int) -> None:
         """Take part as a further node until the job's folder holds an end; the output is in ``log.NODE.txt``.
 
         A process that ends while node 0 still runs joins its next attempt, at another rendezvous.
@@ -262,7 +286,7 @@ class Attempt:
                     continue
                 joined = rendezvous
                 command = full_command(self.job, self.gpus, node, rendezvous)
-                self._wait(_process(command, log, {"PYTHONUNBUFFERED": "1"}))
+                self._wait(_process(command, log, {"PYTHONUNBUFFERED": "1"}, (lock,)))
         sys.exit(128 + signal.SIGTERM)
 
     @contextlib.contextmanager
@@ -301,6 +325,20 @@ class Attempt:
         except ChildProcessError:
             return 0
         return 0 if ended else self._process
+
+
+def _gone(locks: Mapping[Path, str]) -> bool:
+    """Whether one of these locks has another owner by now, or one that gives no sign of life."""
+    if any(run_lock.lives_here(text) is None for text in locks.values()):
+        time.sleep(run_lock.SILENCE)
+    return any(_text(path) != text or not run_lock.alive(path, within=run_lock.SILENCE) for path, text in locks.items())
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _own_address() -> str:

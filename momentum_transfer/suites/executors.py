@@ -183,13 +183,14 @@ def _found(jobs: Sequence[Job], executor: Executor, output: Path, same: bool = T
 
 @dataclass
 class _Run:
-    """One call of ``run_on``; ``numbers``: of all submitted jobs, by title."""
+    """One call of ``run_on``; ``numbers``: of all submitted jobs, by title; whether the engine ``answers``."""
 
     executor: Executor
     output: Path
     gpus: int
     poll: float
     numbers: dict[str, str] = field(default_factory=dict)
+    answers: bool = True
 
     def wait(self, jobs: Sequence[Job], stop: StopSignal) -> dict[str, Seen]:
         """Submit jobs, as far as they are taken, until all have ended; returns their last states by title."""
@@ -249,9 +250,13 @@ class _Run:
     def _look(self, waiting: Collection[str]) -> Mapping[str, Seen] | None:
         """The states of the waiting jobs by number; None, with a warning, while the engine does not answer."""
         try:
-            return self.executor.look([self.numbers[title] for title in waiting]) if waiting else {}
+            seen = self.executor.look([self.numbers[title] for title in waiting]) if waiting else {}
+            self.answers = True
+            return seen
         except InputError as error:
-            warn(f"{error} Asking again.")
+            if self.answers:
+                warn(f"{error} Asking again.")
+            self.answers = False
             time.sleep(5.0)
             return None
 

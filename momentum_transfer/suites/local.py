@@ -3,10 +3,15 @@
 A job is taken by a file ``.claim.N`` in its folder, which only one process of all machines can create, whatever locks
 the file system has. The next number is free once its owner is gone: a process of this machine that has ended, or one
 elsewhere whose job's lock is not renewed any more. So shards take over what a killed one leaves.
+
+A job on several nodes has a claim for each, and takes as many shards, which meet as ``attempt.py`` says.
 """
 
 import contextlib
+import os
+import pickle
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,12 +21,14 @@ from momentum_transfer.core import run_lock
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
 from momentum_transfer.core.errors import AGAIN, InputError
 from momentum_transfer.core.log import say
-from momentum_transfer.suites.attempt import JOB_LOCK, Outcome, alone, note_end, start
-from momentum_transfer.suites.progress import SILENCE, silence
+from momentum_transfer.core.shipped import workplace
+from momentum_transfer.suites.attempt import JOB_LOCK, Attempt, Outcome, alone, in_the_child, node_lock, note_end, start
 from momentum_transfer.suites.shards import Shard
 from momentum_transfer.suites.task import Job
 
 _CLAIM = ".claim"
+#: A node's part in a job on several: the attempt notes how it ended.
+_PART = "import pickle, sys\ntry:\n    pickle.load(sys.stdin.buffer)()\nexcept RuntimeError:\n    sys.exit(1)"
 #: Seconds between two looks at jobs that others run.
 _LOOK = 0.5
 
@@ -46,6 +53,7 @@ def run_local(
             run.outcomes[job.title] = Outcome(job, "done before", float(job.state().get("seconds", 0)))
             say(f"{job.title}: done before")
     first = shard.first(len(jobs)) if shard else 0
+    run.several = [job for job in jobs if job.task.nodes > 1]
     run.waiting = [job for job in (*jobs[first:], *jobs[:first]) if job.title not in run.outcomes]
     with stop_signals("waiting for the running tasks to save") as stop:
         try:
@@ -57,7 +65,7 @@ def run_local(
 
 @dataclass
 class _Run:
-    """One call of ``run_local``: the ``running`` task of each slot, and the ``outcomes`` by title."""
+    """One call of ``run_local``: the task of each slot, the outcomes by title, and the jobs on several nodes."""
 
     parallel: int
     gpus: int
@@ -66,6 +74,7 @@ class _Run:
     waiting: list[Job] = field(default_factory=list)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     running: dict[int, "_Running"] = field(default_factory=dict)
+    several: list[Job] = field(default_factory=list)
 
     def to_the_end(self, stop: StopSignal) -> None:
         """Start jobs as slots are free until all have ended."""
@@ -75,24 +84,33 @@ class _Run:
                 raise Stopped(f"stopped; {AGAIN}", stop.exit_code)
             for slot, task in list(self.running.items()):
                 if task.process.poll() is not None:
-                    self.outcomes[task.job.title] = task.outcome()
+                    if outcome := task.outcome():
+                        self.outcomes[task.job.title] = outcome
+                    else:
+                        self.waiting.insert(0, task.job)
                     del self.running[slot]
                     next_look = 0.0
+                elif task.node is not None and time.monotonic() >= next_look and self._in_vain(task):
+                    task.process.terminate()
             if time.monotonic() >= next_look:
+                next_look = time.monotonic() + _LOOK
                 for slot in (slot for slot in range(self.parallel) if slot not in self.running):
                     if not self._start_next(slot):
-                        next_look = time.monotonic() + _LOOK
                         break
             time.sleep(0.05)
 
     def _start_next(self, slot: int) -> bool:
         """Start the next job that may be; those that cannot run any more get their outcome on the way."""
-        for job in list(self.waiting):
+        for job in sorted(self.waiting, key=self._turn):
             needs = [self.outcomes.get(need.title) for need in job.needs]
             if failed := [need.job.task.name for need in needs if need is not None and not need.well]:
                 self._leave(job, Outcome(job, "not run", note=f"{failed[0]} did not end well"))
             elif None not in needs and not self._ended_elsewhere(job):
                 with contextlib.ExitStack() as held:
+                    if self._turn(job) != 1:
+                        if self._take_part(job, slot, held):
+                            return True
+                        continue
                     descriptor = _take(job, held)
                     if descriptor is None or self._ended_elsewhere(job):  # its owner has just ended
                         continue
@@ -108,6 +126,41 @@ class _Run:
         self.running[slot] = _Running(job, process, time.monotonic(), spent, held.pop_all())
         self.waiting.remove(job)
 
+    def _turn(self, job: Job) -> int:
+        """0 for a job on several nodes that lacks some, 2 for one that has none yet, 1 for all others."""
+        if self.shard is None or job.task.nodes == 1:
+            return 1
+        return 0 if 0 < sum(_claimed(job, node) for node in range(job.task.nodes)) < job.task.nodes else 2
+
+    def _take_part(self, job: Job, slot: int, held: contextlib.ExitStack) -> bool:
+        """Be a node of a job on several, if one is still needed."""
+        for node in range(job.task.nodes):
+            if (older := _claim(job, held, node)) is None:
+                continue
+            for path in older:
+                path.unlink(missing_ok=True)
+            if self._ended_elsewhere(job):  # meanwhile
+                return False
+            say(f"{job.title}: node {node} of {job.task.nodes}, which begins when all are there")
+            process = subprocess.Popen(
+                [sys.executable, "-c", _PART], cwd=workplace(), stdin=subprocess.PIPE, start_new_session=True,
+                preexec_fn=in_the_child(os.getpid()),
+            )  # fmt: skip
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError), process.stdin:
+                pickle.dump(Attempt(job, self.gpus, node=node), process.stdin)
+            self.running[slot] = _Running(job, process, time.monotonic(), 0.0, held.pop_all(), node)
+            self.waiting.remove(job)
+            return True
+        return False
+
+    def _in_vain(self, task: "_Running") -> bool:
+        """Whether a node waits for a first that is gone, or for others while an earlier job of the plan does too."""
+        if task.node:
+            return not _claimed(task.job)
+        others = [job for job in self.several[: self.several.index(task.job)] if job.title not in self.outcomes]
+        return self._turn(task.job) == 0 and any(self._turn(job) == 0 for job in others)
+
     def _leave(self, job: Job, outcome: Outcome) -> None:
         self.outcomes[job.title] = outcome
         self.waiting.remove(job)
@@ -118,6 +171,8 @@ class _Run:
         if job.done():
             status = "done"
         elif self.shard and state.get("key") == job.key and state.get("exit_code", 0) != 0:
+            if "no space left" in str(state.get("note", "")).lower():  # on the disk of that node, or then
+                return False
             status = "failed"
         else:
             return False
@@ -136,13 +191,17 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Running:
-    """A task's process; ``began`` by the monotonic clock, ``spent``: seconds of earlier attempts; its claim is held."""
+    """A task's process, or that of its part on a ``node``; its claim is held.
+
+    ``began`` by the monotonic clock, ``spent``: seconds of earlier attempts.
+    """
 
     job: Job
     process: subprocess.Popen[bytes]
     began: float
     spent: float
     held: contextlib.ExitStack
+    node: int | None = None
 
     def end(self) -> None:
         try:
@@ -152,9 +211,11 @@ class _Running:
             self.process.wait()
         self.outcome()
 
-    def outcome(self) -> Outcome:
-        """Note and log how it ended."""
+    def outcome(self) -> Outcome | None:
+        """Note and log how it ended; None for a node's part, whose end is in the job's folder."""
         with self.held:
+            if self.node is not None:
+                return None
             seconds = time.monotonic() - self.began
             status, note = note_end(self.job, self.process.returncode, seconds, self.spent)
             return Outcome(self.job, status, seconds, note)
@@ -162,31 +223,39 @@ class _Running:
 
 def _take(job: Job, held: contextlib.ExitStack) -> int | None:
     """Take a job until ``held`` is closed; returns the descriptor of its lock, None while another process has it."""
-    job.folder.mkdir(parents=True, exist_ok=True)
-    found = {int(path.suffix[1:]): path for path in job.folder.glob(f"{_CLAIM}.*") if path.suffix[1:].isdecimal()}
-    number = max(found, default=0)
-    if number and _alive(found[number]):
+    if (older := _claim(job, held)) is None:
         return None
-    claim = job.folder / f"{_CLAIM}.{number + 1}"
+    try:
+        descriptor = held.enter_context(alone(job.folder, patience=0.0, name=JOB_LOCK))
+    except InputError:  # an engine's attempt, or a task of a killed run that still saves
+        return None
+    for path in older:
+        path.unlink(missing_ok=True)
+    return descriptor
+
+
+def _claim(job: Job, held: contextlib.ExitStack, node: int = 0) -> list[Path] | None:
+    """Claim a job, or a node's part, until ``held`` is closed; returns the claims of those that are gone."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    found = _claims(job, node)
+    if _claimed(job, node):
+        return None
+    claim = job.folder / f"{_CLAIM}{node or ''}.{max(found, default=0) + 1}"
     try:
         with open(claim, "x", encoding="utf-8") as stream:
             held.callback(claim.unlink, missing_ok=True)  # also where the disk is full
             stream.write(run_lock.signature())
     except FileExistsError:
         return None
-    try:
-        descriptor = held.enter_context(alone(job.folder, patience=0.0, name=JOB_LOCK))
-    except InputError:  # an engine's attempt, or a task of a killed run that still saves
-        return None
-    for path in found.values():
-        path.unlink(missing_ok=True)
-    return descriptor
+    return list(found.values())
 
 
-def _alive(claim: Path) -> bool:
-    """Whether the process that made the claim is at work, as far as can be seen from here."""
-    try:
-        here = run_lock.lives_here(claim.read_text(encoding="utf-8", errors="replace"))
-    except OSError:  # it has just been given back
-        return True
-    return silence(claim.parent, claim, claim.with_name(JOB_LOCK)) < SILENCE if here is None else here
+def _claims(job: Job, node: int) -> dict[int, Path]:
+    paths = job.folder.glob(f"{_CLAIM}{node or ''}.*")
+    return {int(path.suffix[1:]): path for path in paths if path.suffix[1:].isdecimal()}
+
+
+def _claimed(job: Job, node: int = 0) -> bool:
+    """Whether the process that made the last claim is at work, as far as can be seen from here."""
+    found = _claims(job, node)
+    return bool(found) and run_lock.alive(found[max(found)], job.folder / node_lock(node))

@@ -6,11 +6,15 @@ again elsewhere if its node dies, and it submits what has not ended. A task whos
 
 import contextlib
 import hashlib
+import multiprocessing
 import os
 import re
+import signal
 import socket
 import time
+import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 from momentum_transfer.core.command import Stopped
@@ -29,24 +33,23 @@ _PATIENCE = 120.0
 
 
 class Ray:
-    """A Ray cluster; ``executors.Executor`` says what the methods do."""
+    """A Ray cluster, asked by a process of our own, because Ray ends the one that is connected when its head is gone.
+
+    ``executors.Executor`` says what the methods do.
+    """
 
     name = "Ray"
 
     def __init__(self, setup: Setup) -> None:
-        self.ray, self.setup = extra("ray", "Ray"), setup
-        address = setup.address or os.environ.get("RAY_ADDRESS", "auto")
-        try:
-            if at := re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d+)", address):  # for which Ray would wait for minutes
-                socket.create_connection((at[1], int(at[2])), timeout=20).close()
-            self.ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR",
-                          ignore_reinit_error=True)  # fmt: skip
-        except Exception as error:  # ConnectionError, RuntimeError, ValueError and the words of gRPC
-            raise InputError(f"expected a Ray cluster at {address}, found {one_line(error)}; begin one with ray start "
-                             "--head, or give --on ray:HOST:PORT") from error  # fmt: skip
+        extra("ray", "Ray")
+        spawn = multiprocessing.get_context("spawn")
+        self._line, end = spawn.Pipe()
+        spawn.Process(target=_serve, args=(end, setup), daemon=True).start()
+        end.close()
+        self._ask("connect")
 
     def gpus(self) -> int:
-        return int(self._largest("GPU"))
+        return int(self._ask("largest", "GPU"))
 
     def submit(self, attempts: Sequence[Attempt], earlier: Mapping[str, str]) -> Iterator[tuple[str, list[Attempt]]]:
         mine: dict[str, Attempt] = {}
@@ -55,22 +58,91 @@ class Ray:
                 mine[attempt.job.title] = attempt
         if not mine:
             return
-        number = hashlib.sha256(f"{self.setup.output.resolve()} {time.time_ns()}".encode()).hexdigest()[:12]
-        keeper = self.ray.remote(Keeper).options(name=number, lifetime="detached", max_restarts=-1, num_cpus=0)
-        with self._answering():
-            made = keeper.remote(list(mine.values()), str(workplace()), self._cpus(mine.values()))
-            self.ray.get(made.states.remote(), timeout=_PATIENCE)
-        yield number, list(mine.values())
+        most, asked = max(1, int(self._ask("largest", "CPU"))), max(one.job.task.cpus for one in mine.values())
+        if asked > most:  # it would wait for ever
+            say(f"no node has the {asked} CPUs that the suite asks for; asking for {most}")
+        yield self._ask("submit", list(mine.values()), min(asked, most)), list(mine.values())
 
     def look(self, numbers: Collection[str]) -> Mapping[str, Seen]:
+        seen: Mapping[str, Seen] = self._ask("look", list(numbers))
+        return seen
+
+    def cancel(self, numbers: Iterable[str]) -> None:
+        self._ask("cancel", list(numbers))
+
+    def _ask(self, what: str, *words: Any) -> Any:
+        """Stopped where Ray is gone: what runs saves and ends, and no other cluster knows of it."""
+        try:
+            self._line.send((what, words))
+            answer = self._line.recv()
+        except (EOFError, OSError):
+            answer = ConnectionError("it has ended the process that was connected")
+        if isinstance(answer, ConnectionError):
+            raise Stopped(f"Ray gave no answer ({one_line(answer)}); if its head is gone, begin one again; {AGAIN}", 1)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _serve(line: Connection, setup: Setup) -> None:
+    """Answer what ``Ray`` asks, in a process of its own, until it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C means the process that asks
+    with open(os.devnull, "wb") as nowhere:  # for what Ray writes when it ends this one
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    cluster = Cluster(setup)
+    with contextlib.suppress(EOFError):
+        while True:
+            line.send(cluster.answer(*line.recv()))
+
+
+class Cluster:
+    """The process that is connected to Ray."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.ray, self.setup = extra("ray", "Ray"), setup
+
+    def answer(self, what: str, words: Sequence[Any]) -> Any:
+        """What a method returns, or its error: ConnectionError where Ray is gone, RuntimeError for a fault of ours."""
+        errors = self.ray.exceptions
+        try:
+            return getattr(self, what)(*words)
+        except InputError as error:
+            return error
+        except (errors.GetTimeoutError, errors.ActorUnavailableError):  # whose node died, and which comes back
+            return InputError("expected an answer of Ray, found none yet.")
+        except Exception as error:
+            gone = isinstance(error, (errors.RayError, ConnectionError)) and not isinstance(error, errors.RayTaskError)
+            return ConnectionError(one_line(error)) if gone else RuntimeError(traceback.format_exc())
+
+    def connect(self) -> None:
+        address = self.setup.address or os.environ.get("RAY_ADDRESS", "auto")
+        try:
+            if at := re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d+)", address):  # for which Ray would wait for minutes
+                socket.create_connection((at[1], int(at[2])), timeout=20).close()
+            self.ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+        except Exception as error:  # ConnectionError, RuntimeError, ValueError and the words of gRPC
+            raise InputError(f"expected a Ray cluster at {address}, found {one_line(error)}; begin one with ray start "
+                             "--head, or give --on ray:HOST:PORT") from error  # fmt: skip
+
+    def largest(self, resource: str) -> float:
+        """The most that a node has of it."""
+        return max((node["Resources"].get(resource, 0.0) for node in self.ray.nodes() if node["Alive"]), default=0.0)
+
+    def submit(self, attempts: Sequence[Attempt], cpus: int) -> str:
+        number = hashlib.sha256(f"{self.setup.output.resolve()} {time.time_ns()}".encode()).hexdigest()[:12]
+        keeper = self.ray.remote(Keeper).options(name=number, lifetime="detached", max_restarts=-1, num_cpus=0)
+        self.ray.get(keeper.remote(attempts, str(workplace()), cpus).states.remote(), timeout=_PATIENCE)
+        return number
+
+    def look(self, numbers: Sequence[str]) -> dict[str, Seen]:
         seen: dict[str, Seen] = {}
         for keeper in dict.fromkeys(number.partition("_")[0] for number in numbers):
-            with self._answering():
-                try:
-                    actor = self.ray.get_actor(keeper)
-                    states = self.ray.get(actor.states.remote(), timeout=_PATIENCE)
-                except ValueError:  # no such actor: all its tasks have ended, or its cluster has
-                    continue
+            try:
+                actor = self.ray.get_actor(keeper)
+                states = self.ray.get(actor.states.remote(), timeout=_PATIENCE)
+            except ValueError:  # no such actor: all its tasks have ended, or its cluster has
+                continue
             names = [f"{keeper}_{index}" for index in range(len(states))] if len(states) > 1 else [keeper]
             found = {name: Seen(state, alive=alive) for name, (state, alive) in zip(names, states, strict=True)}
             seen |= found
@@ -78,38 +150,11 @@ class Ray:
                 self.ray.kill(actor)
         return seen
 
-    def cancel(self, numbers: Iterable[str]) -> None:
+    def cancel(self, numbers: Sequence[str]) -> None:
         for number in numbers:
             keeper, _, index = number.partition("_")
-            with self._answering(), contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError):
                 self.ray.get(self.ray.get_actor(keeper).cancel.remote(int(index or 0)), timeout=_PATIENCE)
-
-    def _largest(self, resource: str) -> float:
-        with self._answering():
-            nodes = self.ray.nodes()
-        return max((node["Resources"].get(resource, 0.0) for node in nodes if node["Alive"]), default=0.0)
-
-    def _cpus(self, attempts: Iterable[Attempt]) -> int:
-        """CPUs that a task may ask for: those of the largest node; more would wait for ever."""
-        most, asked = max(1, int(self._largest("CPU"))), max(attempt.job.task.cpus for attempt in attempts)
-        if asked > most:
-            say(f"no node has the {asked} CPUs that the suite asks for; asking for {most}")
-        return most
-
-    @contextlib.contextmanager
-    def _answering(self) -> Iterator[None]:
-        """Stopped where Ray is gone: what runs saves and ends, and no other cluster knows of it."""
-        errors = self.ray.exceptions
-        try:
-            yield
-        except errors.RayTaskError:  # our own, in the actor
-            raise
-        except (errors.GetTimeoutError, errors.ActorUnavailableError) as error:  # whose node died, and which comes back
-            raise InputError(f"expected an answer of Ray within {_PATIENCE:.0f} s, found none.") from error
-        except (errors.RayError, ConnectionError) as error:
-            raise Stopped(
-                f"Ray gave no answer ({one_line(error)}); if its head is gone, begin one again; {AGAIN}", 1
-            ) from error
 
 
 class Keeper:
@@ -188,7 +233,8 @@ def run_on_nodes(attempt: Attempt, place: str, cpus: int, *_needs: None) -> None
         for node in range(job.task.nodes):
             where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node)
             task = ray.remote(run_attempt).options(max_retries=0, scheduling_strategy=where, **asked)
-            refs.append(task.remote(Attempt(job, attempt.gpus, node=node), place, cpus))
+            attempt.node = node
+            refs.append(task.remote(attempt, place, cpus))
         try:
             ray.get(refs)
             return

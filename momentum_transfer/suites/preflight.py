@@ -27,13 +27,13 @@ class Shared:
     """What the commands of a plan have in common.
 
     Attributes:
-        data: opened data sets by their settings. space: bytes that the trainings leave on the disk.
+        data: opened data sets by their settings. space: folder and what is kept there -> bytes.
         waits: whether the command at hand comes after others, which may make its weights.
         unread: reasons why its weights could not be read.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
-    space: int = 0
+    space: dict[tuple[Path, str], int] = field(default_factory=dict)
     waits: bool = False
     unread: list[str] = field(default_factory=list)
     _made: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Shared:
 Refusals = dict[tuple[str, str], list[Job]]
 
 
-def preflight(jobs: Sequence[Job], tools: Mapping[str, Any], output: Path, shared: Shared) -> Refusals:
+def preflight(jobs: Sequence[Job], tools: Mapping[str, Any], shared: Shared) -> Refusals:
     """Check every command that is not done; those of other scripts than ``tools``, modules by name, are passed over."""
     began, found, checked = time.monotonic(), Refusals(), 0
     for job in jobs:
@@ -94,14 +94,23 @@ def preflight(jobs: Sequence[Job], tools: Mapping[str, Any], output: Path, share
         with speaking(quiet=True):
             for what, reason in _of(job, tool, shared):
                 found.setdefault((what, reason), []).append(job)
-    free = shutil.disk_usage(next(place for place in (output, *output.absolute().parents) if place.exists())).free
-    if shared.space > free:
-        sizes = f"{shared.space / 2**30:.1f} GiB free at {output} for checkpoints, found {free / 2**30:.1f}"
-        found["disk", f"expected {sizes}; free some, or choose another --output"] = [
-            job for job in jobs if not job.done()
-        ]
+    for place, size in _disks(shared.space).items():
+        if size > (free := shutil.disk_usage(place).free):
+            sizes = f"{size / 2**30:.1f} GiB free at {place} for checkpoints and features, found {free / 2**30:.1f}"
+            reason = f"expected {sizes}; free some, or choose another --output or FEATURES.CACHE"
+            found["disk", reason] = [job for job in jobs if not job.done()]
     say(f"looked through {counted(checked, 'command')} of {len(jobs)} in {time.monotonic() - began:.1f} s")
     return found
+
+
+def _disks(space: Mapping[tuple[Path, str], int]) -> dict[Path, int]:
+    """A folder on each disk -> the bytes that are kept on it."""
+    disks: dict[int, tuple[Path, int]] = {}
+    for (folder, _), size in space.items():
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        place, before = disks.get(there.stat().st_dev, (there, 0))
+        disks[there.stat().st_dev] = place, before + size
+    return dict(disks.values())
 
 
 def _of(job: Job, tool: Any, shared: Shared) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import write_text
+from momentum_transfer.core.run_lock import silence, time_there
 from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.suites.attempt import JOB_LOCK, last_lines, last_word
 from momentum_transfer.suites.planning import Expected
@@ -127,7 +127,7 @@ def _standing(
             return Standing(planned, "done", seconds, 1.0, 0.0, gpus)
         return Standing(planned, "failed", seconds, gpus=gpus, note=str(state.get("note", "")) or last_word(lines))
     if "began" in state:
-        now = time.time()
+        now = time_there(planned.folder)
         quiet = silence(planned.folder, planned.folder / JOB_LOCK, planned.folder / LOG)
         running = "running" if quiet < SILENCE else "silent"
         seconds += max(0.0, now - _number(state["began"]) - (quiet if running == "silent" else 0.0))
@@ -155,47 +155,6 @@ def _fraction(lines: Sequence[str]) -> tuple[float, float]:
     if before and int(before["seconds"]) < seconds and int(before["done"]) < done:
         rate = (done - int(before["done"])) / (seconds - int(before["seconds"]))
     return done / total, (total - done) / rate if rate else float("nan")
-
-
-def silence(folder: Path, *paths: Path) -> float:
-    """Seconds since one of these files of a folder was last written.
-
-    By the clock of the folder's file server: ours may differ, and make a task look alive or silent.
-    """
-    return _now_there(folder, time.time()) - _time_of(*paths)
-
-
-def _time_of(*paths: Path) -> float:
-    """When one of these files was last written, in seconds since 1970; 0 where none is there."""
-    times = [0.0]
-    for path in paths:
-        try:
-            times.append(path.stat().st_mtime)
-        except OSError:
-            continue
-    return max(times)
-
-
-_offsets: dict[int, float] = {}
-
-
-def _now_there(folder: Path, now: float) -> float:
-    """The time by the clock that stamps files in a folder, measured once for each file system; else by our clock."""
-    try:
-        device = folder.stat().st_dev
-    except OSError:
-        return now
-    if device not in _offsets:
-        probe = folder / f".clock.{os.getpid()}"
-        try:
-            probe.touch()
-            _offsets[device] = probe.stat().st_mtime - time.time()
-        except OSError:  # a folder that we must not write to
-            _offsets[device] = 0.0
-        finally:
-            with contextlib.suppress(OSError):  # a read-only file system refuses it before it looks
-                probe.unlink()
-    return now + _offsets[device]
 
 
 def _number(value: Any) -> float:

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import socket
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import write_text
+from momentum_transfer.core.run_lock import time_there
 from momentum_transfer.core.shipped import TOOLS, tool_file, workplace
 from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.suites.schema import Cpus, Hours, Minutes, Nodes, check_name, checked
@@ -132,9 +132,9 @@ class Job:
     def state(self) -> dict[str, Any]:
         """State of the attempts under one ``key``; empty before the first.
 
-        ``began`` (seconds since 1970), ``host``, ``slurm_job``, ``rendezvous`` of a task on several nodes: of the
-        attempt that runs or was killed; ``exit_code`` once it ended by itself, ``stopped`` where a signal ended it;
-        ``seconds`` of all ``attempts``, ``gpus`` of each.
+        ``began`` (seconds since 1970 by the file server's clock), ``host``, ``slurm_job``, ``rendezvous`` of a task on
+        several nodes: of the attempt that runs or was killed. ``exit_code`` once it ended by itself, ``stopped`` where
+        a signal ended it. ``seconds`` of all ``attempts``, ``gpus`` of each.
         """
         return read_state(self.folder)
 
@@ -145,7 +145,7 @@ class Job:
     def begin(self, gpus: int, **more: str) -> float:
         """Note that an attempt begins now, and ``more`` of it; returns the seconds that earlier ones took."""
         before, seconds = self._before()
-        here = {"began": round(time.time(), 1), "host": socket.gethostname(), "slurm_job": _slurm_job_id()}
+        here = {"began": round(time_there(self.folder), 1), "host": socket.gethostname(), "slurm_job": _slurm_job_id()}
         self._write_state(seconds, **here, gpus=gpus, attempts=before.get("attempts", 0) + 1, **more)
         return seconds
 

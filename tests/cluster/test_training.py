@@ -155,4 +155,4 @@ def test_another_number_of_processes_goes_on_where_the_norm_allows_and_is_refuse
             assert (
                 "expected 2 processes, as the checkpoint had, found 1: BN and MomentumBN would normalise" in done.stderr
             )
-            assert "a process's 64 images in place of 32" in done.stderr
+            assert "a process's 64 images instead of 32" in done.stderr

@@ -73,7 +73,7 @@ def test_all_refusals_of_a_plan_come_together_before_anything_starts(suite, chec
 
 def test_each_refusal_says_what_it_is_about(suite, checkpoint):
     jobs = plan(load_suite(suite), [str(checkpoint)], suite.parent / "out")
-    found = preflight(jobs, TOOLS, suite.parent, Shared())
+    found = preflight(jobs, TOOLS, Shared())
     seen = {(what, job.task.name): reason for (what, reason), jobs in found.items() for job in jobs}
     reasons = {
         ("weights", "mask"): "expected backbone.bottom_up.stem.conv1.weight of shape (32, 3, 7, 7), found (16,",
@@ -147,6 +147,26 @@ def test_a_disk_that_cannot_hold_the_checkpoints_is_refused(suite, tmp_path, mon
     numbers = sum(tensor.numel() for tensor in build(cfg).state_dict().values())
     assert disk_space(cfg) == 2 * 3 * 4 * numbers
     assert (ended.returncode, "GiB free at" in text) == (2, True)
+
+
+def test_features_count_once_a_checkpoint_and_not_again_when_they_are_there(suite, checkpoint, tmp_path, monkeypatch):
+    task = TASKS["knn"] + f"FEATURES.CACHE {tmp_path}/cache"
+    suite.write_text(
+        yaml.safe_dump({"name": "s", "tasks": [{"name": f"t{n}", "command": task} for n in (1, 2)]}), encoding="utf-8"
+    )
+    jobs = plan(load_suite(suite), [str(checkpoint)], tmp_path / "out")
+    shared = Shared()
+    preflight(jobs, TOOLS, shared)
+    ((place, what), size), *more = shared.space.items()
+    (images,) = shared.data.values()
+    assert (place, size, more) == (tmp_path / "cache", 4 * 128 * (len(images.train) + len(images.test)), [])
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": size - 1}))
+    ((about, reason),) = preflight(jobs, TOOLS, Shared())
+    assert about == "disk"
+    assert "choose another --output or FEATURES.CACHE" in reason
+    (place / "1").mkdir(parents=True)
+    (place / "1/about.json").write_text(f'{{"weights": "{what.split()[0]}"}}')
+    assert preflight(jobs, TOOLS, Shared()) == {}
 
 
 def test_a_plan_keeps_shapes_and_no_values(checkpoint):

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from momentum_transfer.core import run_lock
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.provenance import cost_tables
-from momentum_transfer.suites import local, progress
+from momentum_transfer.suites import local
 from momentum_transfer.suites.attempt import JOB_LOCK
 from momentum_transfer.suites.planning import Expected, expected, plan, read_measured, show_plan
 from momentum_transfer.suites.progress import read_plan, standings, write_plan
@@ -140,7 +141,7 @@ def test_standings_are_shown_on_a_file_system_that_is_read_only(tmp_path, jobs, 
     def refused(*_arguments, **_options):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(progress, "_offsets", {})
+    monkeypatch.setattr(run_lock, "_offsets", {})
     for name in ("touch", "unlink"):
         monkeypatch.setattr(Path, name, refused)
     assert standings(tmp_path / "out", {})[0].state == "running"
@@ -152,6 +153,17 @@ def test_seconds_of_a_task_do_not_follow_a_clock_that_goes_back(jobs, monkeypatc
     running = local._Running(job, SimpleNamespace(returncode=3), time.monotonic() - 5, 0.0, ExitStack())
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert running.outcome().seconds == pytest.approx(5, abs=2)
+
+
+def test_seconds_of_a_killed_attempt_are_those_of_the_file_server_where_the_nodes_clock_differs(jobs, monkeypatch):
+    job, true = jobs[0], time.time
+    monkeypatch.setattr(run_lock, "_offsets", {})
+    monkeypatch.setattr(time, "time", lambda: true() - 7200)
+    job.folder.mkdir(parents=True)
+    job.begin(1)
+    job.log.touch()
+    assert job.state()["began"] == pytest.approx(true(), abs=5)
+    assert job.begin(1) == pytest.approx(0, abs=5)
 
 
 def job(name: str, folder: Path, gpu_hours: float) -> Job:

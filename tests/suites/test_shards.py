@@ -1,5 +1,6 @@
 """Shards of a suite: whose turn it is, what a killed one leaves, and the scripts that start them."""
 
+import contextlib
 import errno
 import os
 import re
@@ -108,14 +109,14 @@ def test_a_claim_is_free_again_once_its_owner_is_gone(tmp_path: Path, monkeypatc
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     claim.write_text(f"{gone.pid} {os.uname().nodename} 1")
-    assert not local._alive(claim)
+    assert not run_lock.alive(claim)
     claim.write_text(run_lock.signature())
-    assert local._alive(claim)
+    assert run_lock.alive(claim)
     for text, seconds, alive in (("12 elsewhere 1", 10, True), ("12 elsewhere 1", 100, False), ("", 10, True)):
         claim.write_text(text)
         os.utime(claim, (time.time() - seconds,) * 2)
-        assert local._alive(claim) == alive
-    assert not local._alive(job.folder / ".claim.7") or claim.read_text() == ""
+        assert run_lock.alive(claim) == alive
+    assert not run_lock.alive(job.folder / ".claim.7") or claim.read_text() == ""
     os.utime(claim, (time.time() - 100,) * 2)
     assert run_local([job])[0].status == "done"
     assert not list(job.folder.glob(".claim.*"))
@@ -123,8 +124,6 @@ def test_a_claim_is_free_again_once_its_owner_is_gone(tmp_path: Path, monkeypatc
 
 def test_of_many_that_come_at_once_one_has_the_job_without_any_locks(tmp_path: Path, monkeypatch):
     """Nothing but the claim tells them apart: the lock is free for all."""
-    import contextlib
-
     monkeypatch.setattr(local, "alone", lambda *_, **__: contextlib.nullcontext(0))
     (job,) = jobs_of(tmp_path, {})
     for _ in range(20):
@@ -175,6 +174,19 @@ def test_a_full_disk_ends_a_shard_in_its_error_and_nothing_is_lost_or_done_twice
     assert words(tmp_path / "out").count("word1") == (2 if when == "end" else 1)  # real tools see their record and skip
 
 
+def test_what_failed_for_a_full_disk_is_tried_by_the_other_shards(tmp_path: Path):
+    (job,) = jobs_of(tmp_path, {"word": "fail"})
+    tool = tmp_path / "tool.py"
+    script = tool.read_text()
+    tool.write_text("raise OSError(28, 'No space left on device')")
+    assert run_local([job], shard=Shard(1, 2))[0].note.endswith("No space left on device")
+    tool.write_text(script)
+    assert run_local([job], shard=Shard(2, 2))[0].note == "exit code 3: boom: no such thing"
+    assert job.state()["attempts"] == 2
+    assert run_local([job], shard=Shard(1, 2))[0].status == "failed"
+    assert job.state()["attempts"] == 2  # no shard repeats that
+
+
 def test_a_second_driver_on_this_machine_is_refused_and_runs_nothing(tmp_path: Path):
     write_suite(tmp_path, {})
     words_ = ("--suite", tmp_path / "suite.yaml", "--weights", write_weights(tmp_path)[0], "--gpus", "0")
@@ -185,15 +197,83 @@ def test_a_second_driver_on_this_machine_is_refused_and_runs_nothing(tmp_path: P
     assert not (tmp_path / "out/results.jsonl").exists()
 
 
-def test_a_task_on_several_nodes_is_refused_to_shards_before_any_starts(tmp_path: Path):
-    write_suite(tmp_path, {}, {"nodes": 2, "distributed": True})
+def test_a_task_on_more_nodes_than_there_are_shards_is_refused_before_any_starts(tmp_path: Path):
+    write_suite(tmp_path, {}, {"nodes": 3, "distributed": True})
     words_ = ("--suite", tmp_path / "suite.yaml", "--weights", write_weights(tmp_path)[0], "--gpus", "0")
-    for more in (("--shard", "1/2"), ("--export", "k8s")):
+    for more in (("--shard", "1/2"), ("--export", "k8s", "--jobs", "2")):
         ended = run_tool("evaluate", *words_, "--output", tmp_path / "out", *more)
         assert ended.returncode == 2
-        assert "a shard runs on one node; --on slurm and --on ray" in " ".join(ended.stdout.split())
+        assert "expected a shard for each node, found 2; begin more" in " ".join(ended.stdout.split())
         assert "--skip task1" in ended.stderr
     assert not (tmp_path / "out").exists()
+    ended = run_tool("evaluate", *words_, "--output", tmp_path / "out", "--export", "commands")
+    assert "3 shards" in ended.stdout
+
+
+def meeting_suite(folder: Path, tenths: int) -> Path:
+    """A task on two nodes beside one that counts."""
+    path = counting_suite(folder, 1, 3)
+    content = yaml.safe_load(path.read_text())
+    command = f"tests/suites/meeting_task.py {{folder}}/ranks {tenths}"
+    content["tasks"].insert(0, {"name": "ddp", "command": command, "nodes": 2, "distributed": True})
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.slow
+def test_a_task_on_two_nodes_is_one_group_of_two_shards(tmp_path: Path):
+    suite, output = meeting_suite(tmp_path, 0), tmp_path / "out"
+    command = [sys.executable, "-c", SHARD, str(suite), str(output)]
+    shards = [subprocess.Popen([*command, str(k), "2"], cwd=ROOT) for k in (1, 2)]
+    assert [shard.wait(timeout=120) for shard in shards] == [0, 0]
+    assert (output / "pixels/ddp/ranks").read_text() == "01\n"
+    assert len(records_of(output)) == 1
+    assert not list(output.glob("pixels/*/.claim*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_task_that_loses_a_node_goes_on_with_another(tmp_path: Path, lost: int):
+    suite, output = meeting_suite(tmp_path, 50), tmp_path / "out"
+    command = [sys.executable, "-c", SHARD, str(suite), str(output)]
+    shards = [subprocess.Popen([*command, str(k), "3"], cwd=ROOT) for k in (1, 2, 3)]
+    pids = {shard.pid: shard for shard in shards}
+
+    def owner(name: str) -> int:
+        found = list(output.glob(f"pixels/ddp/{name}.*"))
+        return int(found[0].read_text().split()[0] or 0) if found else 0
+
+    deadline = time.monotonic() + 60
+    while not (output / "pixels/ddp/log.1.txt").exists() or not owner(".claim") or not owner(".claim1"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(3)  # they have met
+    killed = pids[owner(".claim1" if lost else ".claim")]
+    killed.kill()
+    assert sorted(shard.wait(timeout=180) for shard in shards) == [-signal.SIGKILL, 0, 0]
+    assert (output / "pixels/ddp/ranks").read_text() == "01\n"
+    assert len(records_of(output)) == 1
+
+
+def test_shards_join_what_lacks_a_node_and_wait_for_one_task_at_a_time(tmp_path: Path):
+    two = {"nodes": 2, "distributed": True}
+    jobs = jobs_of(tmp_path, two, {}, two)
+    run = local._Run(1, 0, None, Shard(1, 2), jobs)
+    run.several = [jobs[0], jobs[2]]
+    assert [job.task.name for job in sorted(jobs, key=run._turn)] == ["task1", "task0", "task2"]
+    later = local._Running(jobs[2], None, 0.0, 0.0, contextlib.ExitStack(), 0)
+    with contextlib.ExitStack() as claims:
+        assert local._claim(jobs[2], claims) == []
+        assert local._claim(jobs[2], claims) is None
+        assert [job.task.name for job in sorted(jobs, key=run._turn)] == ["task2", "task1", "task0"]
+        assert not run._in_vain(later)
+        with contextlib.ExitStack() as earlier:
+            local._claim(jobs[0], earlier)
+            assert run._in_vain(later)  # two that both wait for the other would wait for ever
+            local._claim(jobs[0], earlier, 1)
+            assert not run._in_vain(later)
+        part = local._Running(jobs[0], None, 0.0, 0.0, contextlib.ExitStack(), 1)
+        assert run._in_vain(part)  # its first node is gone
 
 
 @pytest.mark.parametrize(

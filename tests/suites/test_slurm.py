@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.suites.attempt import Attempt, full_command
+from momentum_transfer.suites.attempt import Attempt, full_command, node_lock
 from momentum_transfer.suites.executors import Setup, run_on
 from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.slurm import Slurm, _refusal
@@ -23,6 +23,7 @@ from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.task import Job
 from tests.suites.slurm_stand_ins import make_stand_ins
 from tests.suites.suite_files import words, write_suite, write_weights
+from tests.tools.in_process import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -238,6 +239,32 @@ def test_a_stop_by_signal_is_no_end_and_the_next_attempt_goes_on(tmp_path: Path)
     assert job.state()["seconds"] > state["seconds"] > 0
     Attempt(job, 0)()  # a second job that waited for the first finds it done
     assert words(tmp_path / "out") == ["done"]
+
+
+def test_a_task_that_will_take_longer_than_its_minutes_is_named_before_it_is_submitted(tmp_path: Path, slurm: Path):
+    suite = write_suite(tmp_path, {"gpu_hours": 3.0, "minutes": 60}, {"gpu_hours": 0.9, "minutes": 60})
+    words_ = ("--suite", suite, "--weights", write_weights(tmp_path)[0], "--output", tmp_path / "out", "--dry-run")
+    told = "momentum2: task0: 3.0 hours are expected (suite), 60 minutes at a time"
+    assert told in run_tool("evaluate", *words_, "--slurm").stderr
+    for more in (("--slurm", "--sbatch", "time=240"), ()):
+        assert "hours are expected (" not in run_tool("evaluate", *words_, *more).stderr
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_failure_in_which_another_node_is_lost_is_no_end(tmp_path: Path, monkeypatch, alive: bool):
+    (job,) = jobs_of(tmp_path, {"nodes": 2, "distributed": True})
+    job.results.parent.mkdir()
+    job.folder.mkdir(parents=True)
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    lock = job.folder / node_lock(1)
+    lock.write_text(f"{other.pid} {os.uname().nodename}")
+    code = "raise SystemExit(1)" if alive else f"import os; os.kill({other.pid}, 9); raise SystemExit(1)"
+    monkeypatch.setattr("momentum_transfer.suites.attempt.full_command", lambda *_, **__: [sys.executable, "-c", code])
+    with pytest.raises(RuntimeError if alive else SystemExit):
+        Attempt(job, 0, node=0)()
+    other.kill()
+    other.wait()
+    assert (job.state().get("exit_code"), job.state().get("stopped")) == ((1, None) if alive else (None, "SIGTERM"))
 
 
 def test_two_attempts_at_once_are_one(tmp_path: Path):
