@@ -16,10 +16,10 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -43,16 +43,9 @@ def main(args: argparse.Namespace) -> None:
         raise InputError("expected --probes-only or --minutes, found both; nothing is trained under --probes-only")
     say(f"choosing between {', '.join(args.weights)} on {args.train}")
     from momentum_transfer.suites.choose import candidates as reading  # here, because torch takes seconds
+    from momentum_transfer.suites.choose import run
     from momentum_transfer.suites.choose import screen as screening
     from momentum_transfer.suites.choose.recommend import write_page
-    from momentum_transfer.suites.choose.run import (
-        Progress,
-        estimated,
-        keep_question,
-        kept_screen,
-        make_plan,
-        screen_seconds,
-    )
     from momentum_transfer.suites.choose.stages import Question
 
     out = Path(os.path.abspath(args.out))
@@ -67,16 +60,18 @@ def main(args: argparse.Namespace) -> None:
         check = None if args.screen else partial(screening.check_features, paths=data.some)
         found, size, left_out = reading.read_candidates(args.weights, args.image_size, check, not alone_screen)
         question = replace(data.question, candidates=found, image_size=size)
-        before, sides = 0.0, (args.image_size or screening.SIDE[data.kind_of_rows], data.side, data.batch)
+        before, sides = (
+            0.0,
+            (args.image_size or screening.SIDE["regions" if data.side else "images"], data.side, data.batch),
+        )
         if sample is not None:
-            before = screen_seconds(question, len(sample.images), sides[0])
-            say(
-                f"ranking {len(found)} candidates by {len(sample.images)} images without training: about {before:.0f} s"
-            )
+            before = run.screen_seconds(question, len(sample.images), sides[0])
+            count = f"{len(found)} candidates by {len(sample.images)} images"
+            say(f"ranking {count} without training: about {before:.0f} s")
         if not alone_screen:
-            question = keep_question(question)
-            first = estimated(question, data.tested, *sides[1:])
-            progress = Progress(question, make_plan(question, first, before))
+            question = run.keep_question(question)
+            first = run.estimated(question, data.tested, *sides[1:])
+            progress = run.Progress(question, run.make_plan(question, first, before))
             progress.show()
             say("the times are estimated from sizes, and measured as it goes; finished parts are left out")
         if args.dry_run:
@@ -84,7 +79,7 @@ def main(args: argparse.Namespace) -> None:
         os.chdir(workplace())  # where the commands run
         screen, last = None, None
         if sample is not None:
-            screen = kept_screen(
+            screen = run.kept_screen(
                 question, partial(screening.screen, found, sample, args.image_size, args.measure, args.seed)
             )
             table(f"{data.question.title}: ranked by {screen.measure}", screen.columns, screen.rows())
@@ -99,21 +94,14 @@ def main(args: argparse.Namespace) -> None:
     say(f"wrote {page}" + ("" if alone_screen else f"; the records of all stages are in {question.results}"))
 
 
-@dataclass(frozen=True)
-class _Data:
-    """The question but for its candidates; numbers of test images, side and number of a detector's images."""
-
-    question: Any
-    tested: int
+class _Data(NamedTuple):
+    question: Any  # but for its candidates
+    tested: int  # number of test images
     some: list[Path]  # a few training images
     sample: Callable[[], Any]  # for the screen
-    prepare: Callable[[], None]  # what the evaluations read
-    side: int = 0
+    prepare: Callable[[], None]  # makes what the evaluations read
+    side: int = 0  # of a detector's images, and how many an iteration takes
     batch: int = 1
-
-    @property
-    def kind_of_rows(self) -> str:
-        return "regions" if self.side else "images"
 
 
 def _open_data(args: argparse.Namespace, question: Any) -> _Data:

@@ -216,9 +216,8 @@ def make_plan(asked: Question, first: Plan, before: float) -> Plan:
         for stage in asked.stages:
             whole = whole and names <= kept.times.get(stage, {}).keys()
             whole = whole and kept.lengths.get(stage, 0) >= LEAST[asked.kind]
-        if not whole or not {name for alive in kept.alive.values() for name in alive} <= {
-            one.name for one in asked.candidates
-        }:
+        alive = {name for stage in kept.alive.values() for name in stage}
+        if not whole or not alive <= {one.name for one in asked.candidates}:
             raise _damaged(file)
         if kept.timed:
             return kept
@@ -234,6 +233,10 @@ def kept_screen(asked: Question, screen: Callable[[], Screen]) -> Screen:
     found = screen()
     write_text(file, json.dumps(msgspec.to_builtins(found), indent=1))
     return found
+
+
+def _pair(times: Times) -> tuple[float, float]:
+    return times.around, times.each
 
 
 class Progress:
@@ -312,14 +315,13 @@ class Progress:
             step = stages.training_step(asked, one, stage, PROBE[asked.kind], probe=True)
             run_chain([step], memory, 1)
             found[name] = measured(asked, stage, one, json.loads(memory.read_text(encoding="utf-8"))[step.key])
-        parts = ("around", "each")
-        scale = [sum(getattr(one, part) for one in found.values()) / sum(getattr(before[name], part) for name in found)
-                 for part in parts]  # fmt: skip
-        times = {name: found.get(name) or Times(one.around * scale[0], one.each * scale[1])
-                 for name, one in before.items()}  # fmt: skip
-        later = {one: {name: Times(each.around * scale[0], each.each * scale[1]) for name, each in known.items()}
-                 for one, known in self.plan.times.items() if one in asked.stages[self._after(stage) :]}  # fmt: skip
-        self.keep(times={**self.plan.times, **later, stage: times})
+        scale = [sum(one) / sum(other) for one, other in zip(
+            zip(*map(_pair, found.values()), strict=True), zip(*(_pair(before[name]) for name in found), strict=True),
+            strict=True)]  # fmt: skip
+        for later in asked.stages[asked.stages.index(stage) :]:
+            known = self.plan.times[later]
+            scaled = {name: Times(one.around * scale[0], one.each * scale[1]) for name, one in known.items()}
+            self.keep(times={**self.plan.times, later: {**scaled, **(found if later == stage else {})}})
         plan = stages.with_lengths(asked, self.plan, asked.stages[asked.stages.index(stage) :], self.spent)
         self.keep(lengths=plan.lengths, timed=[*self.plan.timed, stage])
         self.show()

@@ -84,7 +84,7 @@ def sample_of_files(files: LabelledFiles, seed: int) -> Sample:
         turn[order[labels[order] == label]] = np.arange((labels == label).sum())
     kept = np.sort(order[np.argsort(turn[order], kind="stable")][:MOST_IMAGES])
     images = _read([files.paths[row] for row in kept])
-    return _checked(Sample(images, labels[kept], np.arange(len(kept)), len(files.classes)))
+    return Sample(images, labels[kept], np.arange(len(kept)), len(files.classes))
 
 
 def sample_of_boxes(data: DetectionData, seed: int) -> Sample:
@@ -113,7 +113,7 @@ def sample_of_boxes(data: DetectionData, seed: int) -> Sample:
             regions += [(beside, len(data.classes), row)] if beside is not None else []
     places, labels, rows = (np.array(column) for column in zip(*regions, strict=True))
     images = _read([data.image_path(image) for image in kept])
-    return _checked(Sample(images, labels, rows, len(data.classes), places, small=True))
+    return Sample(images, labels, rows, len(data.classes), places, small=True)
 
 
 def _beside(boxes: np.ndarray, like: np.ndarray, random: np.random.Generator) -> np.ndarray | None:
@@ -128,21 +128,16 @@ def _beside(boxes: np.ndarray, like: np.ndarray, random: np.random.Generator) ->
 
 
 def _read(paths: Sequence[Path]) -> tuple[PIL.Image.Image, ...]:
+    """The images, none larger than is needed; InputError where all are one."""
     images = []
     for path in track(paths, "reading images"):
-        image = read_rgb(path)
-        image.thumbnail((_KEPT, _KEPT))
-        images.append(image)
-    return tuple(images)
-
-
-def _checked(sample: Sample) -> Sample:
-    """The sample, unless all its images are one (InputError)."""
-    if len({(image.size, image.tobytes()) for image in sample.images}) == 1:
+        images.append(read_rgb(path))
+        images[-1].thumbnail((_KEPT, _KEPT))
+    if len({(image.size, image.tobytes()) for image in images}) == 1:
         raise InputError(
-            f"expected images that differ, found the same {len(sample.images)} times; check --train: were they copied?"
+            f"expected images that differ, found the same {len(images)} times; check --train: were they copied?"
         )
-    return sample
+    return tuple(images)
 
 
 @dataclass(frozen=True)
@@ -166,21 +161,24 @@ def measure(source: SourceBackbone, sample: Sample, side: int | None = None) -> 
     rows = features.astype(np.float64)
     hits = {name: each(rows, sample.labels) for name, each in HITS.items()}
     values = {name: 100 * float(each.mean()) for name, each in hits.items()}
-    values |= {name: each(rows, sample.labels) for name, each in LABELLED.items()}
-    values |= {name: each(rows) for name, each in UNLABELLED.items()}
+    computed = (*LABELLED, *UNLABELLED, *[BOXES] * (sample.boxes is not None))
+    values |= {name: _value(name, rows, sample, np.arange(len(rows))) for name in computed}
     if sample.boxes is None:
         values["lidar"] = transferability.lidar(views)
-    else:
-        values[BOXES] = _box_logme(rows, sample.labels, sample.boxes, sample.labels < sample.classes)
     return Measured({name: values[name] for name in ORDER if name in values}, hits, rows)
 
 
-def _box_logme(features: np.ndarray, labels: np.ndarray, boxes: np.ndarray, objects: np.ndarray) -> float:
-    """Mean of LogME of the classes and of the coordinates, standardised, of the regions that are ``objects``."""
-    targets = boxes[objects]
-    spread = targets.std(axis=0)
-    targets = (targets - targets.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
-    return (logme(features, indicators(labels)) + logme(features[objects], targets)) / 2
+def _value(name: str, features: np.ndarray, sample: Sample, rows: np.ndarray) -> float:
+    """A measure that is no mean over rows, of these rows [r] of the sample."""
+    features, labels = features[rows], sample.labels[rows]
+    if name in UNLABELLED:
+        return UNLABELLED[name](features)
+    if name != BOXES or sample.boxes is None:
+        return LABELLED[name](features, labels)
+    objects = labels < sample.classes
+    places = sample.boxes[rows][objects]
+    places = (places - places.mean(axis=0)) / np.maximum(places.std(axis=0), 1e-12)
+    return (logme(features, indicators(labels)) + logme(features[objects], places)) / 2
 
 
 def _features(
@@ -314,28 +312,17 @@ def rank(measured: Mapping[str, Measured], sample: Sample, by: str = "", seed: i
         raise InputError(f"expected --measure of {', '.join(known)}, found {by}")
     values = np.array([one.values[by] for one in measured.values()])
     random, count = np.random.default_rng(seed), len(sample.images)
-    resamples = RESAMPLES if by in HITS else RESAMPLES // 4
-    drawn = [_again(measured, sample, by, random.integers(0, count, count)) for _ in range(resamples)]
-    over = rankdata(-np.array(drawn), axis=1)
-    low, high = np.percentile(over, (2.5, 97.5), axis=0)
+    drawn = []
+    for _ in range(RESAMPLES if by in HITS else RESAMPLES // 4):
+        weights = np.bincount(random.integers(0, count, count), minlength=count)[sample.rows]
+        rows = np.repeat(np.arange(len(weights)), weights)
+        if by in HITS:
+            drawn.append([float(one.hits[by][rows].mean()) for one in measured.values()])
+        elif by == "lidar":  # of views of other images
+            drawn.append(list(values))
+        else:
+            drawn.append([_value(by, one.features, sample, rows) for one in measured.values()])
+    low, high = np.percentile(rankdata(-np.array(drawn), axis=1), (2.5, 97.5), axis=0)
     order = sorted(zip(measured, rankdata(-values), low, high, strict=True), key=lambda row: row[1])
     ranks = {name: (float(a), float(b), float(c)) for name, a, b, c in order}
     return Screen(by, {name: dict(measured[name].values) for name in ranks}, ranks)
-
-
-def _again(measured: Mapping[str, Measured], sample: Sample, by: str, picks: np.ndarray) -> list[float]:
-    """The measure of every candidate on the picked images."""
-    weights = np.bincount(picks, minlength=len(sample.images))[sample.rows]
-    if by in HITS:
-        return [float(weights @ one.hits[by]) / max(int(weights.sum()), 1) for one in measured.values()]
-    rows = np.repeat(np.arange(len(weights)), weights)
-    found = []
-    for one in measured.values():
-        features, labels = one.features[rows], sample.labels[rows]
-        if by == BOXES and sample.boxes is not None:
-            found.append(_box_logme(features, labels, sample.boxes[rows], labels < sample.classes))
-        elif by in LABELLED:
-            found.append(LABELLED[by](features, labels))
-        else:
-            found.append(UNLABELLED[by](features) if by in UNLABELLED else one.values[by])
-    return found

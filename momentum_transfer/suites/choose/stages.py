@@ -232,9 +232,12 @@ def _fraction(asked: Question, stage: str) -> float:
 
 
 def with_lengths(asked: Question, plan: Plan, stages: Sequence[str], before: float) -> Plan:
-    """The plan with the lengths of these stages that fit after ``before`` seconds; InputError if none fits."""
+    """The plan with the lengths of these stages that fit after ``before`` seconds.
+
+    InputError if none fits, unless a stage was trained already: then the shortest.
+    """
     needed = plan.needed(asked, stages, before)
-    if needed > asked.minutes + 1e-9:
+    if needed > asked.minutes + 1e-9 and not plan.timed:
         starts = len(plan.starts(asked, stages[-1] if stages else IMAGES))
         raise InputError(
             f"expected --minutes of at least {math.ceil(needed)} for {counted(starts, 'start')} and "
