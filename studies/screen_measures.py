@@ -2,7 +2,7 @@
 
     python studies/screen_measures.py --weights CKPT --results FILE --data digits
 
-``screen/digits``: 300 training digits with their classes. ``screen/scenes``: regions of 300 training scenes of digits.
+``screen/digits``: 300 training digits with their classes. ``screen/scenes``: 300 regions of 150 training scenes.
 """
 
 import argparse

@@ -220,8 +220,9 @@ def small_scenes(folder: Path, count: int) -> Path:
 def test_a_detection_set_ends_in_a_verdict(weights, tmp_path):
     scenes = small_scenes(tmp_path / "scenes", 12)
     ended = choose(
-        "--weights", weights[0], "--train", scenes, "--split", 0.5, "--minutes", 12, "--out", tmp_path / "out"
-    )
+        "--weights", weights[0], "--train", scenes, "--split", 0.5, "--minutes", 12, "--out", tmp_path / "out",
+        "INPUT.MIN_SIZE_TRAIN", "[64]", "INPUT.MIN_SIZE_TEST", 64, "SOLVER.IMS_PER_BATCH", 2,
+    )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert "first, the only candidate: box AP" in ended.stdout
     records, _ = read(tmp_path / "out/results.jsonl")

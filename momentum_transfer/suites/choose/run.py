@@ -44,7 +44,7 @@ Kind = TypeVar("Kind")
 _QUESTION, _PLAN, _SCREEN = "question.json", "plan.json", "screen.json"
 #: Seconds that a command takes before it does anything (imports, reading weights), and to read and transform an image.
 _START, _READ = 6.0, 0.01
-#: Operations of a detector's pyramid and heads, a pixel of the image; how much slower networks are than a convolution.
+#: Operations of a detector's pyramid and heads, a pixel of the image; how much slower backbones are than a convolution.
 _HEADS, _SLOWER = 2.4e5, 1.6
 #: Operations of a network that cannot be counted. Part of a stage's time that may go into timing its trainings.
 _UNKNOWN, _TIMING = 1e10, 0.1
@@ -66,7 +66,7 @@ def estimated(asked: Question, tested: int, side: int = 0, batch: int = 1) -> Pl
         seconds[name] = commands * _START + forward * images
         for stage in asked.stages:
             if asked.kind == DETECTION:
-                network, heads = (_SLOWER * count / speed for count in (_operations(name, side), _HEADS * side**2))
+                network, heads = _SLOWER * _operations(name, side) / speed, _HEADS * side**2 / speed
                 each = batch * ((1 if stage == "frozen" else 3) * network + 3 * heads + _READ)
                 times[stage][name] = Times(_START + tested * (network + heads + _READ), each)
             else:  # two learning rates are searched on four fifths of the images
@@ -98,10 +98,10 @@ def _operations(architecture: str, side: int) -> float:
 
 
 def _operations_a_second() -> float:
-    """Of a convolution on this machine: the fastest of three."""
+    """Of a convolution on this machine: the fastest of eight."""
     device, seconds = choose_device(), []
     images, weights = torch.zeros(8, 64, 56, 56, device=device), torch.zeros(64, 64, 3, 3, device=device)
-    for _ in range(4):
+    for _ in range(9):
         begun = time.monotonic()
         torch.nn.functional.conv2d(images, weights, padding=1)
         if device.type == "cuda":

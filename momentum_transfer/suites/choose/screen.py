@@ -5,7 +5,9 @@ many boxes of the same sizes beside them as a class "background", so that a set 
 LogME says of classes and of the boxes' coordinates is averaged, the idea of TLogME (Fouquet et al., arXiv 2306.15306)
 and Det-LogME (Wang et al., arXiv 2403.09432, which matches boxes to a detector's pyramid instead).
 
-The rank's interval is the middle 95 % over resamples of the images, the same for all candidates.
+The interval of a rank is the middle 95 % over resamples of the images, the same for all: bootstraps of the outcomes of
+images; for other measures random halves, whose spread is a bootstrap's (variances 2/N − 1/N and 1/N), because an image
+that is there twice is evidence that it is not: LogME of D ≥ N features would grow without bound. LiDAR's has no width.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +36,7 @@ from momentum_transfer.lowshot import transferability
 from momentum_transfer.lowshot.augment import SeededView, weak_view
 from momentum_transfer.lowshot.features.extract import StageFeatures, compute
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check, check_vary
-from momentum_transfer.lowshot.transferability import HITS, LABELLED, UNLABELLED, indicators, logme
+from momentum_transfer.lowshot.transferability import HITS, LABELLED, UNLABELLED, logme
 from momentum_transfer.report.tables import CellView, RowView, TableView
 from momentum_transfer.suites.choose.stages import Candidate
 from momentum_transfer.transfer.data.annotations import DetectionData
@@ -43,10 +45,10 @@ BOXES = "box_logme"
 #: The measures in the order of the table. The first that there is decides, unless --measure names another.
 ORDER = (BOXES, "linear", "knn", "logme", "h_score_shrunk", "h_score", "transrate", "cluster_learnability", "rankme",
          "alpha_req", "lidar")  # fmt: skip
-#: Images and regions that are measured, at most; LiDAR's images, and views of each.
-MOST_IMAGES, MOST_REGIONS, _VIEWS = 300, 400, (50, 2)
+#: Images that are measured, at most, and regions, in half as many images; LiDAR's images, and views of each.
+MOST_IMAGES, MOST_REGIONS, _VIEWS = 300, 300, (50, 2)
 #: Side of the images, in pixels, where neither the user nor the network fixes it. RoIAlign's grid a region.
-SIDE = {"images": 128, "regions": 256}
+SIDE = {"images": 128, "regions": 192}
 _GRID, _BATCH, _KEPT, RESAMPLES = 2, 32, 512, 200
 
 
@@ -70,9 +72,7 @@ def sample_of_files(files: LabelledFiles, seed: int) -> Sample:
     """Up to ``MOST_IMAGES`` images, as many of each class as there are; InputError where they say nothing."""
     labels = np.asarray(files.labels)
     if len(np.unique(labels)) < 2:
-        raise InputError(
-            f"expected images of two classes or more to rank by, found {counted(len(set(labels)), 'class')}"
-        )
+        raise InputError(f"expected images of two classes or more, found {counted(len(set(labels)), 'class')}")
     if len(labels) < 2 * len(files.classes):
         raise InputError(
             f"expected at least two training images a class to rank by, found {counted(len(labels), 'image')} of "
@@ -88,7 +88,7 @@ def sample_of_files(files: LabelledFiles, seed: int) -> Sample:
 
 
 def sample_of_boxes(data: DetectionData, seed: int) -> Sample:
-    """Regions of up to ``MOST_IMAGES`` images: labelled boxes, and as many of the background beside them."""
+    """Up to ``MOST_REGIONS`` regions: labelled boxes, and as many of the background beside them."""
     random, content = np.random.default_rng(seed), data.load()
     of_image: dict[int, list[tuple[list[float], int]]] = {}
     for entry in content["annotations"]:
@@ -96,11 +96,9 @@ def sample_of_boxes(data: DetectionData, seed: int) -> Sample:
             place = data.category_ids.index(entry["category_id"])
             of_image.setdefault(entry["image_id"], []).append((entry["bbox"], place))
     found = [image for image in content["images"] if image["id"] in of_image]
-    kept = [found[row] for row in np.sort(random.permutation(len(found))[:MOST_IMAGES])]
+    kept = [found[row] for row in np.sort(random.permutation(len(found))[: MOST_REGIONS // 2])]
     if len(kept) < 2:
-        raise InputError(
-            f"expected boxes on two images or more to rank by, found them on {counted(len(kept), 'image')}"
-        )
+        raise InputError(f"expected boxes on two images or more, found them on {counted(len(kept), 'image')}")
     each = max(1, MOST_REGIONS // (2 * len(kept)))
     regions: list[tuple[np.ndarray, int, int]] = []
     for row, image in enumerate(kept):
@@ -170,15 +168,14 @@ def measure(source: SourceBackbone, sample: Sample, side: int | None = None) -> 
 
 def _value(name: str, features: np.ndarray, sample: Sample, rows: np.ndarray) -> float:
     """A measure that is no mean over rows, of these rows [r] of the sample."""
-    features, labels = features[rows], sample.labels[rows]
     if name in UNLABELLED:
-        return UNLABELLED[name](features)
+        return UNLABELLED[name](features[rows])
     if name != BOXES or sample.boxes is None:
-        return LABELLED[name](features, labels)
-    objects = labels < sample.classes
-    places = sample.boxes[rows][objects]
-    places = (places - places.mean(axis=0)) / np.maximum(places.std(axis=0), 1e-12)
-    return (logme(features, indicators(labels)) + logme(features[objects], places)) / 2
+        return LABELLED[name](features[rows], sample.labels[rows])
+    objects = sample.labels < sample.classes
+    places = (sample.boxes - sample.boxes[objects].mean(axis=0)) / np.maximum(sample.boxes[objects].std(axis=0), 1e-12)
+    classes, rows = LABELLED["logme"](features[rows], sample.labels[rows]), rows[objects[rows]]
+    return (classes + logme(features[rows], places[rows])) / 2
 
 
 def _features(
@@ -314,14 +311,13 @@ def rank(measured: Mapping[str, Measured], sample: Sample, by: str = "", seed: i
     random, count = np.random.default_rng(seed), len(sample.images)
     drawn = []
     for _ in range(RESAMPLES if by in HITS else RESAMPLES // 4):
-        weights = np.bincount(random.integers(0, count, count), minlength=count)[sample.rows]
-        rows = np.repeat(np.arange(len(weights)), weights)
         if by in HITS:
-            drawn.append([float(one.hits[by][rows].mean()) for one in measured.values()])
-        elif by == "lidar":  # of views of other images
-            drawn.append(list(values))
-        else:
-            drawn.append([_value(by, one.features, sample, rows) for one in measured.values()])
+            weights = np.bincount(random.integers(0, count, count), minlength=count)[sample.rows]
+            drawn.append([float(weights @ one.hits[by]) for one in measured.values()])
+            continue
+        half = np.flatnonzero(np.isin(sample.rows, random.permutation(count)[: -(-count // 2)]))
+        drawn.append([one.values[by] if by == "lidar" else _value(by, one.features, sample, half)
+                      for one in measured.values()])  # fmt: skip
     low, high = np.percentile(rankdata(-np.array(drawn), axis=1), (2.5, 97.5), axis=0)
     order = sorted(zip(measured, rankdata(-values), low, high, strict=True), key=lambda row: row[1])
     ranks = {name: (float(a), float(b), float(c)) for name, a, b, c in order}

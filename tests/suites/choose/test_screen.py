@@ -57,7 +57,7 @@ def test_a_sample_has_as_many_images_of_each_class_as_there_are(tmp_path: Path, 
 
 @pytest.mark.parametrize(
     ("counts", "same", "message"),
-    [((5,), False, "two classes or more to rank by, found 1 class"),
+    [((5,), False, "two classes or more, found 1 class"),
      ((1, 1, 1), False, "two training images a class to rank by, found 3 images of 3 classes"),
      ((3, 3), True, "images that differ, found the same 6 times")],
 )  # fmt: skip
@@ -159,11 +159,15 @@ def test_ranks_and_their_intervals_are_those_of_resampled_images():
         rank(measured, sample, by="other")
 
 
-def test_a_measure_that_is_no_mean_is_computed_again_on_each_resample():
+def test_a_measure_that_is_no_mean_is_computed_again_on_halves_of_the_images(monkeypatch):
+    sizes = []
+    own = screening._value
+    monkeypatch.setattr(screening, "_value", lambda *words: sizes.append(len(set(words[3]))) or own(*words))
     measured, sample = made({"a": np.ones(30, dtype=bool), "b": np.zeros(30, dtype=bool)})
     noise = np.random.default_rng(5).normal(size=(30, 3))
     measured["b"] = replace(measured["b"], features=noise * [1, 0.01, 0.01])
     found = rank(measured, sample, by="rankme")
+    assert set(sizes) == {15}
     assert found.ranks["a"][1:] == (1, 1)
     assert found.ranks["b"][1:] == (2, 2)
 
