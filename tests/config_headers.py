@@ -1,17 +1,25 @@
 """The configs that ship and their headers: the comment lines at the left of a file, or those right above a variant."""
 
+import functools
 from pathlib import Path
 
 from momentum_transfer.core.shipped import find_config, listing_of, shipped_configs, short_name
 
 
+@functools.cache
 def configs_of(room: str) -> list[Path]:
     """The configs of a folder that can be run, variants too; only those that can be run: no ``base…``."""
-    names = [name for name in shipped_configs() if name.startswith(f"{room}/") and not name.startswith(f"{room}/base")]
+    names = [name for name in _shipped() if name.startswith(f"{room}/") and not name.startswith(f"{room}/base")]
     assert names
     return [find_config(name) for name in names]
 
 
+@functools.cache
+def _shipped() -> list[str]:
+    return shipped_configs()
+
+
+@functools.cache
 def header(config: Path) -> str:
     listing = listing_of(config)
     lines = (listing or config).read_text(encoding="utf-8").splitlines()

@@ -1,10 +1,5 @@
 """Two gloo processes against one."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -14,9 +9,9 @@ from momentum_transfer.core.checkpoints import CheckpointFolder, load
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.pretrain.config import get_cfg
 from momentum_transfer.pretrain.train import train
-from tests.pretrain.two_processes import GROUPED, two_pairs
+from tests.pretrain.two_processes import GROUPED, save_what_is_seen, two_pairs
+from tests.two_processes import in_two_processes
 
-HERE = Path(__file__).parent
 SETTINGS = {
     "METHOD.NAME": "momentum2",
     "DATA.NAME": "digits",
@@ -39,12 +34,7 @@ SETTINGS = {
 def two(tmp_path_factory):
     """What both processes saw, and the folder of their runs."""
     out = tmp_path_factory.mktemp("two")
-    torch.save(SETTINGS, out / "settings.pt")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(HERE.parent / "pretrain" / "two_processes.py"), str(out), str(out / "settings.pt")]
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    in_two_processes(save_what_is_seen, out, SETTINGS)
     return [torch.load(out / f"rank{rank}.pt") for rank in range(2)], out
 
 

@@ -1,6 +1,5 @@
-"""Run by torchrun from test_distributed.py: each process does its part and writes what it saw to OUT/rank<r>.pt."""
+"""What each of two processes does and sees for tests/core/test_distributed.py."""
 
-import sys
 from pathlib import Path
 
 import torch
@@ -113,25 +112,21 @@ def resume_here(out: Path, name: str, settings: dict[str, object]) -> None:
         train_here(out, f"parts_{name}", settings)
 
 
-def main(out: Path, settings: dict[str, object]) -> None:
-    with distributed.process_group(torch.device("cpu")):
-        rank = distributed.rank()
-        mine = joint_batch()[4 * rank : 4 * rank + 4]
-        seen = {
-            "sync": sync_batch_norm(mine),
-            "far": sync_batch_norm(100 + 0.01 * mine),
-            "shuffled": shuffled(mine),
-            "queue": queue(),
-            "pairs": {name: two_pairs(settings, name, rank, 2) for name in GROUPED},
-            "gathered": distributed.all_gather_tensor(torch.tensor([float(rank)])),
-            **{policy: momentum_batch_norm(mine, policy) for policy in ("local", "broadcast", "reduce")},
-        }
-        sync = {"METHOD.NAME": "byol", "NORM.STUDENT": "SyncBN", "NORM.TEACHER": "SyncBN", "SOLVER.STEPS": 2}
-        train_here(out, "joined", {**settings, **sync})
-        for name, changes in RESUMED.items():
-            resume_here(out, name, {**settings, **changes})
-        torch.save(seen, out / f"rank{rank}.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), torch.load(sys.argv[2]))
+def save_what_is_seen(out: Path, settings: dict[str, object]) -> None:
+    """Writes OUT/rank<r>.pt, and checkpoints below OUT."""
+    rank = distributed.rank()
+    mine = joint_batch()[4 * rank : 4 * rank + 4]
+    seen = {
+        "sync": sync_batch_norm(mine),
+        "far": sync_batch_norm(100 + 0.01 * mine),
+        "shuffled": shuffled(mine),
+        "queue": queue(),
+        "pairs": {name: two_pairs(settings, name, rank, 2) for name in GROUPED},
+        "gathered": distributed.all_gather_tensor(torch.tensor([float(rank)])),
+        **{policy: momentum_batch_norm(mine, policy) for policy in ("local", "broadcast", "reduce")},
+    }
+    sync = {"METHOD.NAME": "byol", "NORM.STUDENT": "SyncBN", "NORM.TEACHER": "SyncBN", "SOLVER.STEPS": 2}
+    train_here(out, "joined", {**settings, **sync})
+    for name, changes in RESUMED.items():
+        resume_here(out, name, {**settings, **changes})
+    torch.save(seen, out / f"rank{rank}.pt")

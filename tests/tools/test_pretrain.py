@@ -1,3 +1,5 @@
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -25,10 +27,10 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120, check=False)
 
 
-def wait_for(condition, process, seconds=90):
+def wait_for(condition, alive, seconds=90):
     end = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, "the run ended before it could be interrupted"
+        assert alive(), "the run ended before it could be interrupted"
         assert time.monotonic() < end
         time.sleep(0.02)
 
@@ -58,12 +60,16 @@ def test_a_protocol_other_than_the_configs_and_a_long_warm_up_are_said_before_th
 
 def test_sigterm_saves_says_how_to_resume_and_exits_143(tmp_path):
     arguments = ["--config", CONFIG, "OUTPUT_DIR", tmp_path, *TINY, "SOLVER.STEPS", 100_000]
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for((tmp_path / "metrics.jsonl").exists, process)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert "run the same command with --resume" in output
+    fork = multiprocessing.get_context("fork")
+    results = fork.Queue()
+    process = fork.Process(target=lambda: results.put(run_tool("pretrain", *arguments)))
+    process.start()
+    wait_for((tmp_path / "metrics.jsonl").exists, process.is_alive)
+    os.kill(process.pid, signal.SIGTERM)
+    ended = results.get(timeout=60)
+    process.join(timeout=60)
+    assert ended.returncode == 143
+    assert "run the same command with --resume" in ended.stdout
     assert load(CheckpointFolder(tmp_path / "checkpoints").last())["step"] > 0
 
 
@@ -73,7 +79,7 @@ def test_a_run_killed_and_resumed_ends_with_the_weights_of_one_that_was_not(tmp_
     assert run(*arguments, "OUTPUT_DIR", tmp_path / "whole").returncode == 0
     killed = CheckpointFolder(tmp_path / "killed/checkpoints")
     process = subprocess.Popen(command(*arguments, "OUTPUT_DIR", tmp_path / "killed"), stdout=subprocess.DEVNULL)
-    wait_for((killed.folder / "last").exists, process)
+    wait_for((killed.folder / "last").exists, lambda: process.poll() is None)
     time.sleep(0.1)
     process.kill()
     process.wait()
