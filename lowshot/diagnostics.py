@@ -43,8 +43,8 @@ def scores(test: FeatureSet, views: tuple[np.ndarray, np.ndarray] | None = None)
     lowest, highest, mean, norms = _moments(test.features)
     square = float((norms**2).sum() / test.features.size)
     values = {
-        "rankme": _effective_rank(test.features),
-        "effective_rank": _effective_rank(test.features, mean),
+        "rankme": effective_rank(test.features),
+        "effective_rank": effective_rank(test.features, mean),
         "uniformity": _uniformity(normalized(test.features[:: -(-len(test) // _MOST_IMAGES)])),
         "dead_features": 100 * float(np.mean(highest - lowest <= 1e-6 * np.sqrt(square))),
         "norm_mean": float(norms.mean()),
@@ -56,7 +56,7 @@ def scores(test: FeatureSet, views: tuple[np.ndarray, np.ndarray] | None = None)
     return [Score("diagnostics", name, values[name], "test", details=details) for name in METRICS if name in values]
 
 
-def _effective_rank(features: np.ndarray, mean: np.ndarray | float = 0.0, epsilon: float = 1e-7) -> float:
+def effective_rank(features: np.ndarray, mean: np.ndarray | float = 0.0, epsilon: float = 1e-7) -> float:
     """exp(−Σ p·log p) with p = σ / Σσ + ε, σ the singular values of ``features`` − ``mean``; 1 where all are 0.
 
     Args:
@@ -66,7 +66,11 @@ def _effective_rank(features: np.ndarray, mean: np.ndarray | float = 0.0, epsilo
     for part in chunks(len(features), 4096):
         block = np.asarray(features[part], dtype=np.float64) - mean
         gram += block.T @ block
-    values = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0.0))[::-1][: min(features.shape)]
+    return entropy_rank(np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0.0))[::-1][: min(features.shape)], epsilon)
+
+
+def entropy_rank(values: np.ndarray, epsilon: float = 1e-7) -> float:
+    """exp of the entropy of ``values`` ≥ 0 divided by their sum, plus ``epsilon``; 1 where all are 0."""
     if not values.sum() > 0:
         return 1.0
     parts = values / values.sum() + epsilon

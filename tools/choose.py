@@ -2,19 +2,24 @@
 
     python tools/choose.py --weights A.pth B.pth outputs/mine --train IMAGES --split 0.8 --minutes 60
     python tools/choose.py --weights A.pth hf:org/name --train IMAGES/train --val IMAGES/val --minutes 20
+    python tools/choose.py --weights *.pth --train IMAGES --split 0.8 --screen                 (rank in two minutes)
+    python tools/choose.py --weights *.pth --train IMAGES --split 0.8 --screen --minutes 60    (then halve and train)
 
 Detection sets (COCO, VOC or YOLO form): kNN and SVM on crops of the labelled boxes, a detector on the frozen backbone,
 then fine-tuned detectors. Classification sets (a folder for each class): kNN, SVM, a linear classifier, then
-fine-tuning. A random start of the same architecture runs beside. The plan and its times are printed first; the same
-command resumes a stopped choice. One page recommends, or says that no difference is significant.
+fine-tuning. A random start of the same architecture runs beside. --screen ranks by closed-form measures of frozen
+features, without training; with --minutes the better half goes on after each stage. The plan comes first, estimated
+from sizes; the same command resumes a stopped choice. One page recommends, or says that no difference is significant.
 """
 
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -25,42 +30,83 @@ from momentum_transfer.core.log import say, table
 from momentum_transfer.core.run_lock import alone
 from momentum_transfer.core.shipped import workplace
 
+#: Training images on which a candidate's features are checked before the budget is spent.
+_FEW = 6
+
 
 def main(args: argparse.Namespace) -> None:
-    if not args.minutes > 0:
-        raise InputError(f"expected --minutes above 0, found {args.minutes:g}")
-    if args.trials < 1:
-        raise InputError(f"expected --trials of at least 1, found {args.trials}")
+    for name, least in {"minutes": 0, "trials": 1}.items():
+        value = getattr(args, name)
+        if value is not None and not (value >= least and value > 0):
+            raise InputError(f"expected --{name} {f'of at least {least}' if least else 'above 0'}, found {value:g}")
+    if args.probes_only and args.minutes is not None:
+        raise InputError("expected --probes-only or --minutes, found both; nothing is trained under --probes-only")
     say(f"choosing between {', '.join(args.weights)} on {args.train}")
-    from momentum_transfer.suites.chain import run_chain
-    from momentum_transfer.suites.choose.candidates import read_candidates  # here, because torch takes seconds
+    from momentum_transfer.suites.choose import candidates as reading  # here, because torch takes seconds
+    from momentum_transfer.suites.choose import run
+    from momentum_transfer.suites.choose import screen as screening
     from momentum_transfer.suites.choose.recommend import write_page
-    from momentum_transfer.suites.choose.run import keep_question, make_plan
-    from momentum_transfer.suites.choose.stages import Question, image_steps, rows, training_steps
+    from momentum_transfer.suites.choose.stages import Question
 
     out = Path(os.path.abspath(args.out))
-    candidates, sources, size, left_out = read_candidates(args.weights, args.image_size)
+    trains = not args.probes_only and (args.minutes is not None or not args.screen)
+    alone_screen = args.screen and not (trains or args.probes_only)
+    minutes = args.minutes or (60.0 if trains else 1e6)
+    empty = Question(out, "", "", (), 0, (), minutes, args.trials, args.seed, args.workers,
+                     screened=args.screen, trains=trains)  # fmt: skip
     with alone(out):
-        empty = Question(out, "", "", (), size, candidates, args.minutes, args.trials, args.seed, args.workers)
-        question, tested = _open_data(args, empty)
-        question = keep_question(question)
-        os.chdir(workplace())  # where the commands run
-        plan = make_plan(question, sources, tested)
-        lines = rows(question, plan)
-        table(f"plan for {question.title}", ("stage", "what", "runs", "minutes"), lines)
-        say(f"about {sum(float(row[-1]) for row in lines):.0f} minutes in all; finished parts are left out")
+        data = _open_data(args, empty)
+        sample = data.sample() if args.screen else None
+        check = None if args.screen else partial(screening.check_features, paths=data.some)
+        found, size, left_out = reading.read_candidates(args.weights, args.image_size, check, not alone_screen)
+        question = replace(data.question, candidates=found, image_size=size)
+        before, sides = (
+            0.0,
+            (args.image_size or screening.SIDE["regions" if data.side else "images"], data.side, data.batch),
+        )
+        if sample is not None:
+            before = run.screen_seconds(question, len(sample.images), sides[0])
+            count = f"{len(found)} candidates by {len(sample.images)} images"
+            say(f"ranking {count} without training: about {before:.0f} s")
+        if not alone_screen:
+            question = run.keep_question(question)
+            first = run.estimated(question, data.tested, *sides[1:])
+            progress = run.Progress(question, run.make_plan(question, first, before))
+            progress.show()
+            say("the times are estimated from sizes, and measured as it goes; finished parts are left out")
         if args.dry_run:
             return
-        run_chain([*image_steps(question), *training_steps(question, plan)], out / "done.json", 1)
-        page, choice = write_page(question, ["tools/choose.py", *sys.argv[1:]], args.resamples, left_out)
-    for sentence in (*choice.sentences, *left_out):
+        os.chdir(workplace())  # where the commands run
+        screen, last = None, None
+        if sample is not None:
+            screen = run.kept_screen(
+                question, partial(screening.screen, found, sample, args.image_size, args.measure, args.seed)
+            )
+            table(f"{data.question.title}: ranked by {screen.measure}", screen.columns, screen.rows())
+            left_out += screen.left_out
+        if not alone_screen:
+            data.prepare()
+            last = progress.run(list(screen.ranks) if screen is not None else None)
+        page, sentences = write_page(question, ["tools/choose.py", *sys.argv[1:]], args.resamples, left_out,
+                                     screen=screen, last=last)  # fmt: skip
+    for sentence in sentences:
         say(sentence)
-    say(f"wrote {page}; the records of all stages are in {question.results}")
+    say(f"wrote {page}" + ("" if alone_screen else f"; the records of all stages are in {question.results}"))
 
 
-def _open_data(args: argparse.Namespace, question: Any) -> tuple[Any, int]:
-    """The ``stages.Question`` with its data, and the number of test images."""
+class _Data(NamedTuple):
+    question: Any  # but for its candidates
+    tested: int  # number of test images
+    some: list[Path]  # a few training images
+    sample: Callable[[], Any]  # for the screen
+    prepare: Callable[[], None]  # makes what the evaluations read
+    side: int = 0  # of a detector's images, and how many an iteration takes
+    batch: int = 1
+
+
+def _open_data(args: argparse.Namespace, question: Any) -> _Data:
     from momentum_transfer.images.class_folders import is_class_folders, open_class_folders, title_of, write_list
+    from momentum_transfer.suites.choose import screen
     from momentum_transfer.suites.choose.stages import CLASSIFICATION, DETECTION
 
     train, val = Path(args.train).expanduser(), Path(args.val).expanduser() if args.val else None
@@ -68,21 +114,26 @@ def _open_data(args: argparse.Namespace, question: Any) -> tuple[Any, int]:
         if not path.exists():
             raise InputError(f"expected images at {path}, found nothing there; check --train and --val")
     if not is_class_folders(train):
-        from momentum_transfer.suites.choose.candidates import open_detection
+        from momentum_transfer.suites.choose.candidates import cut, open_detection
 
         data = open_detection(args.train, args.val, args.split, title=args.title, images=args.images,
                               seed=args.seed, out=question.out, overrides=args.overrides)  # fmt: skip
         question = replace(question, kind=DETECTION, title=data.title, counts=data.counts, settings=data.settings,
                            longest=data.longest, engine=args.engine, overrides=tuple(args.overrides))  # fmt: skip
-        return question, data.tested
+        some = [data.parts["train"].image_path(image) for image in data.parts["train"].load()["images"][:_FEW]]
+        return _Data(question, data.images, some, partial(screen.sample_of_boxes, data.parts["train"], args.seed),
+                     partial(cut, data, question.out, args.seed), data.side, data.batch)  # fmt: skip
     if args.overrides:
         raise InputError(f"expected KEY VALUE with boxes only, found {args.overrides[0]}; leave it out")
     parts = open_class_folders(train, val, args.split, args.seed)
     for name, part in zip(("train", "val"), parts, strict=True):
         write_list(question.out / "images" / f"{name}.txt", part)
         say(f"{name}: {counted(len(part), 'image')}, {counted(len(part.classes), 'class')}")
-    title = args.title or title_of(train)
-    return replace(question, kind=CLASSIFICATION, title=title, counts=tuple(parts[0].counts())), len(parts[1])
+    question = replace(
+        question, kind=CLASSIFICATION, title=args.title or title_of(train), counts=tuple(parts[0].counts())
+    )
+    sample = partial(screen.sample_of_files, parts[0], args.seed)
+    return _Data(question, len(parts[1]), list(parts[0].paths[:: max(1, len(parts[0]) // _FEW)]), sample, lambda: None)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -94,7 +145,10 @@ def parser() -> argparse.ArgumentParser:
     add("--split", type=float, metavar="FRACTION", help="fraction of --train's images that train")
     add("--images", metavar="DIR", help="where the images of --train lie, if not beside the labels")
     add("--title", default="", metavar="NAME", help="name of the set in tables (default: the folder's)")
-    add("--minutes", type=float, default=60.0, help="for all trainings together (default: %(default)g)")
+    add("--minutes", type=float, help="for everything together (default: 60; none for --screen alone)")
+    add("--screen", action="store_true", help="rank without training; with --minutes the better half goes on")
+    add("--measure", default="", metavar="NAME", help="of --screen, that ranks (default: the first of the table)")
+    add("--probes-only", action="store_true", help="kNN, SVM and linear classifier, no other training")
     add("--trials", type=int, default=1, help="seeds of every training (default: %(default)s)")
     add("--out", default="outputs/choose", metavar="DIR", help="default: %(default)s")
     add("--image-size", type=int, metavar="PX", help="of the features' images (default: 224, or timm's)")
@@ -102,7 +156,7 @@ def parser() -> argparse.ArgumentParser:
     add("--workers", type=int, default=2, help="processes that read images (default: %(default)s)")
     add("--seed", type=int, default=0, help="of split, samples and trainings (default: %(default)s)")
     add("--resamples", type=resamples, default=1000, help="of the test images (default: %(default)s)")
-    add("--dry-run", action="store_true", help="time, print the plan, and stop")
+    add("--dry-run", action="store_true", help="print the plan, and stop")
     add("overrides", nargs="*", metavar="KEY VALUE", help="settings of the detectors")
     return parser
 

@@ -149,8 +149,8 @@ _OTHER_MODELS = (
 )  # fmt: skip
 
 
-#: The backbone of a detector of Detectron2 or of this project, which can be taken out.
-_OWN_DETECTOR = ("backbone.bottom_up.", "backbone.net.", "sem_seg_head.")
+#: The backbone of a detector of Detectron2, of this project or of torchvision, which can be taken out.
+_OWN_DETECTOR = ("backbone.bottom_up.", "backbone.net.", "backbone.body.", "sem_seg_head.")
 #: ViTDet's network, in both engines: blocks, of which no norm of timm's follows the last.
 _VITDET = re.compile(r"^backbone\.net\.blocks\.0\.")
 _FINAL_NORM = re.compile(r"^backbone\.net\.(fc_)?norm\.")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from momentum_transfer.report.read_inputs import Curve
-from momentum_transfer.suites.study_entry import Check, Selection, Study, Trend
+from momentum_transfer.suites.study_entry import Check, Order, Selection, Study, Trend
 from momentum_transfer.verdicts.comparison import compare
+from momentum_transfer.verdicts.ranking import FEWEST_CHECKPOINTS, agreement
 
 #: A selection's value by what pairs it; the second argument says for what it is.
 Selected = Callable[[Selection, str], Mapping[Hashable, float]]
@@ -89,3 +90,24 @@ def trend(asked: Trend, values: Selected) -> str:
     interval = f"[{found.low:+.2f}, {found.high:+.2f}]" if found.low is not None else ""
     over = "a doubling" if asked.log else "a unit"
     return f"{asked.name}: slope {found.value:+.2f} {interval} points {over}, {len(slopes)} seeds (descriptive){said}"
+
+
+def order(asked: Order, values: Selected) -> list[str]:
+    """Kendall's τ of every measure with y over the checkpoints that have both, the largest first, in words.
+
+    Intervals are of resampled checkpoints (`verdicts.ranking.agreement`).
+    """
+    target, *measures = (values(side, f"order {asked.name}") for side in asked.sides())
+    lines: list[tuple[float, str]] = []
+    for name, own in zip(asked.of, measures, strict=True):
+        both = [one for one in target if one in own]
+        if len(both) < FEWEST_CHECKPOINTS or len({own[one] for one in both}) < 2:
+            lines.append((-2.0, f"{asked.name}: {name}: {len(both)} checkpoints with unlike values, no order yet"))
+            continue
+        found = agreement(np.array([own[one] for one in both]), np.array([target[one] for one in both]))
+        low, high = found.tau_interval
+        word = "of use" if low > asked.least else "of no use" if high < asked.least else "not shown to be of use"
+        lines.append((found.tau, f"{asked.name}: {name}: τ {found.tau:+.2f} [{low:+.2f}, {high:+.2f}], "
+                                 f"{found.n} checkpoints, {word} (least {asked.least:g})"))  # fmt: skip
+    said = [f"{asked.name}: expected: {asked.expected}"] if asked.expected else []
+    return [line for _, line in sorted(lines, key=lambda line: -line[0])] + said

@@ -18,7 +18,7 @@ from momentum_transfer.report.differences import RESAMPLES, Comparisons
 from momentum_transfer.report.figures import Plot
 from momentum_transfer.report.plots import Gain, gain_plot
 from momentum_transfer.report.read_inputs import Curve
-from momentum_transfer.report.study_checks import Checked, checked, trend
+from momentum_transfer.report.study_checks import Checked, checked, order, trend
 from momentum_transfer.report.sweeps import Point, setting_plot
 from momentum_transfer.suites.study_entry import Difference, Lines, Selection, Study
 from momentum_transfer.suites.sweep import VARIANT
@@ -133,7 +133,9 @@ def notes(study: Study, records: Sequence[Record], runs: Mapping[str, Any], curv
     scores = Scores(records, runs, curves)
     checks = scores.checked(study)
     left = scores.without([name for one in checks for name in one.failed])
-    return [f"Check: {one.text}." for one in checks] + [f"{trend(one, left.values)}." for one in study.trends]
+    orders = (line for one in study.orders for line in order(one, left.values))
+    return [*(f"Check: {one.text}." for one in checks), *(f"{trend(one, left.values)}." for one in study.trends),
+            *(f"{line}." for line in orders)]  # fmt: skip
 
 
 def _answer(asked: Difference, scores: Scores, resamples: int) -> Answer:
@@ -233,7 +235,7 @@ def in_short(study: Study, found: Sequence[Answer]) -> str:
     for one in primaries:
         name, _, _, change, _, said, _ = one.cells()
         parts.append(f"{name}: {f'{change} points, ' if one.found is not None else ''}{said}")
-    return f"In short: {'; '.join(parts)}."
+    return f"In short: {'; '.join(parts)}." if parts else "In short: see the orders."
 
 
 def subjects(found: Sequence[Answer]) -> str:

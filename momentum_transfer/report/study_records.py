@@ -111,6 +111,8 @@ def selections(study: Study) -> Iterator[Selection]:
         yield from (side for x in trend.x for side in trend.at(x))
     for check in study.checks:
         yield from check.sides()
+    for order in study.orders:
+        yield from order.sides()
     for lines in study.lines:
         yield from (lines.at(label, x) for label in lines.of for x in lines.x)
 

@@ -24,9 +24,12 @@ What a study says before its run, so that it can fail:
       checks:                                                             # did the runs do what the study is about?
         - {name: plateau left, curve: loss, step: 500, below: 1.5, least: 6}
         - {name: norms grown, y: weights norm, first: {variant: lars}, second: {variant: sgd}, above: 5}
+      orders:                                                             # which measures order all checkpoints as y?
+        - {name: accuracy, y: finetune/10% top1, of: [screen/digits logme, screen/digits knn], least: 0.4}
 
 A check of a ``curve`` takes the runs that fail it, and their pairs, out; with fewer than ``least`` pairs (0: of all
-``seeds``) there is no verdict. One of a measure is of the mean over seeds of first, or of its ratio to second.
+``seeds``) there is no verdict. One of a measure is of the mean over seeds of first, or of its ratio to second. A
+measure of ``orders`` is of use where the whole interval of Kendall's τ lies above ``least``.
 """
 
 import math
@@ -101,6 +104,22 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.above < value < self.below
 
 
+class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How well measures ``of`` (TASK METRIC) order all checkpoints as ``y`` does; ``least``: a τ that is of use."""
+
+    name: str
+    y: str
+    of: list[str]
+    least: float
+    protocol: str = ""
+    expected: str = ""
+
+    def sides(self) -> list[Selection]:
+        """The selections of y, then of every measure, of all checkpoints by their names."""
+        about = {"protocol": self.protocol} if self.protocol else {}
+        return [{"y": self.y, "checkpoint": "*", **about}, *({"y": one, "checkpoint": "*"} for one in self.of)]
+
+
 def _whole(y: str, side: Selection) -> Selection:
     return {"y": y, **side} if y else side
 
@@ -136,6 +155,7 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seeds: int = 0
     trends: list[Trend] = []
     checks: list[Check] = []
+    orders: list[Order] = []
 
     def primaries(self) -> list[Difference]:
         """The comparisons that are tested; all, where none is marked."""
@@ -148,7 +168,7 @@ def read_study(entry: Any, where: str, settings: Mapping[str, Any]) -> Study:
     InputError for an unknown key or setting, a selection without a measure, or nothing to compare.
     """
     study = checked(entry, Study, where)
-    if not study.compare:
+    if not study.compare and not study.orders:
         raise InputError(f"{where}: expected at least one comparison under compare, found none; see configs/suites")
     names = [difference.name for difference in study.compare]
     if len(set(names)) < len(names):
@@ -164,6 +184,11 @@ def read_study(entry: Any, where: str, settings: Mapping[str, Any]) -> Study:
             raise InputError(f"{where}, {trend.name}: expected three x or more (of log above 0), found {trend.x}")
         for side in trend.at(trend.x[0]):
             _check(side, f"{where}, {trend.name}", settings)
+    for order in study.orders:
+        if not order.of or not 0 < order.least < 1:
+            raise InputError(f"{where}, {order.name}: expected measures under of, and a least τ between 0 and 1")
+        for side in order.sides():
+            _check(side, f"{where}, {order.name}", settings)
     for check in study.checks:
         _check_check(check, f"{where}, {check.name}", settings)
     for lines in study.lines:

@@ -328,11 +328,22 @@ def test_torchvisions_vision_transformer_is_refused(tmp_path):
         load_backbone(tmp_path / "v.pth")
 
 
-def test_detector_is_refused(tmp_path):
-    state = {f"backbone.body.{name}": tensor for name, tensor in network().state_dict().items()}
-    torch.save({**state, "rpn.head.conv.0.0.weight": torch.zeros(2)}, tmp_path / "d.pth")
-    with pytest.raises(InputError, match=r"a detector \(rpn\.head"):
-        load_backbone(tmp_path / "d.pth")
+def test_the_backbone_of_torchvisions_detectors_is_that_of_their_body(tmp_path):
+    body = torchvision.models.detection.backbone_utils.resnet_fpn_backbone(backbone_name="resnet18", weights=None)
+    detector = torchvision.models.detection.FasterRCNN(body, num_classes=3).eval()
+    for module in detector.modules():
+        if hasattr(module, "running_var"):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 1.5)
+    torch.save(detector.state_dict(), tmp_path / "coco.pth")
+    source = load_backbone(tmp_path / "coco.pth")
+    assert (source.family, str(source.architecture)) == ("torchvision-detector", "resnet18")
+    assert {reason.split(" ")[-1] for reason in source.report.dropped.values()} == {"pyramid", "heads"}
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        expected, found = detector.backbone.body(images), source.build().stages(images)
+    last = list(expected)[-1]
+    assert torch.allclose(found["res5"], expected[last], rtol=1e-4, atol=1e-4 * float(expected[last].abs().max()))
 
 
 def test_head_alone_is_refused(tmp_path):

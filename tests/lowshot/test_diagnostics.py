@@ -23,10 +23,10 @@ def test_rank_is_the_exponential_of_the_entropy_of_singular_values():
     features = RANDOM.normal(size=(50, 8)) @ np.diag([5, 3, 1, 1, 0.5, 0.1, 0, 0])
     values = np.linalg.svd(features, compute_uv=False)
     part = values / values.sum() + 1e-7
-    assert diagnostics._effective_rank(features) == pytest.approx(np.exp(-(part * np.log(part)).sum()), rel=1e-5)
+    assert diagnostics.effective_rank(features) == pytest.approx(np.exp(-(part * np.log(part)).sum()), rel=1e-5)
     orthonormal = np.linalg.qr(RANDOM.normal(size=(50, 8)))[0]
-    assert diagnostics._effective_rank(orthonormal) == pytest.approx(8, rel=1e-4)
-    assert diagnostics._effective_rank(np.ones((9, 4)), np.ones(4)) == 1.0
+    assert diagnostics.effective_rank(orthonormal) == pytest.approx(8, rel=1e-4)
+    assert diagnostics.effective_rank(np.ones((9, 4)), np.ones(4)) == 1.0
 
 
 def test_uniformity_and_alignment_are_their_definitions():
@@ -49,7 +49,7 @@ def test_dead_features_and_norms_are_counted():
     norms = np.linalg.norm(features, axis=1)
     assert (found["norm_mean"], found["norm_std"]) == pytest.approx((norms.mean(), norms.std()), rel=1e-5)
     assert found["alignment"] == 0.0
-    assert found["rankme"] == pytest.approx(diagnostics._effective_rank(features), rel=1e-4)
+    assert found["rankme"] == pytest.approx(diagnostics.effective_rank(features), rel=1e-4)
     assert "alignment" not in {score.metric for score in diagnostics.scores(feature_set(features))}
 
 
@@ -71,7 +71,7 @@ def test_a_seeded_view_is_the_same_every_time_and_another_for_another_seed():
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_effective_ranks_are_those_of_singular_values_with_and_without_the_mean():
+def testeffective_ranks_are_those_of_singular_values_with_and_without_the_mean():
     features = RANDOM.normal(size=(50, 6)) * [3, 2, 1, 0.5, 0.1, 0.1] + 2
     found = {score.metric: score.value for score in diagnostics.scores(feature_set(features))}
     for name, centred in (("rankme", features), ("effective_rank", features - features.mean(axis=0))):

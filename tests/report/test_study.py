@@ -232,3 +232,23 @@ def test_a_trend_is_the_mean_slope_over_seeds_with_its_t_interval():
     assert (
         said == f"gain: slope {slopes.mean():+.2f} [{low:+.2f}, {high:+.2f}] points a doubling, 5 seeds (descriptive)."
     )
+
+
+def test_orders_are_kendalls_tau_over_checkpoints_and_the_least_that_is_of_use():
+    rng = np.random.default_rng(2)
+    true = rng.normal(size=20)
+    values = {"top1": true, "good": true + 0.05 * rng.normal(size=20), "none": rng.normal(size=20), "flat": np.ones(20)}
+    records = [{**record(f"v{n}_seed0", float(each[n])), "metric": metric} for metric, each in values.items()
+               for n in range(20)]  # fmt: skip
+    orders = [{"name": "accuracy", "y": "knn top1", "of": ["knn none", "knn good", "knn flat", "svm top1"],
+               "least": 0.4, "expected": "good of use"}]  # fmt: skip
+    lines = notes(read_study({"claim": "why?", "orders": orders}, "suite", {}), records, {})
+    tau = stats.kendalltau(values["good"], true).statistic
+    assert lines[0].startswith(f"accuracy: knn good: τ {tau:+.2f} [")
+    assert lines[0].endswith("20 checkpoints, of use (least 0.4).")
+    assert lines[1].startswith(f"accuracy: knn none: τ {stats.kendalltau(values['none'], true).statistic:+.2f} [")
+    assert "use" in lines[1]
+    assert "of use" not in lines[1].replace("of no use", "").replace("not shown to be of use", "")
+    assert [line.split(": ")[1] for line in lines[2:4]] == ["knn flat", "svm top1"]
+    assert all(line.endswith("no order yet.") for line in lines[2:4])
+    assert lines[4] == "accuracy: expected: good of use."

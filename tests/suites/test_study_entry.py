@@ -42,6 +42,8 @@ def test_a_line_has_its_place_in_texts_and_numbers():
         ({**entry(primary=True, expected="better"), "seeds": 8}, "found 'better', None and 8"),
         ({**entry(), "checks": [{"name": "c", "below": 1}]}, "either a curve and a step, or first"),
         ({**entry(), "checks": [{"name": "c", "curve": "loss"}]}, "above, below or both"),
+        ({**entry(), "orders": [{"name": "o", "y": "knn top1", "of": [], "least": 0.4}]}, "expected measures under of"),
+        ({**entry(), "orders": [{"name": "o", "y": "knn", "of": ["a b"], "least": 0.4}]}, "expected y as TASK METRIC"),
         ({**entry(), "trends": [{"name": "t", "y": "knn top1", "x": [1, 2], **SIDES}]}, "three x or more"),
     ],
 )

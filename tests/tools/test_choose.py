@@ -13,6 +13,7 @@ from momentum_transfer.backbones.convert import write
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.records import read
 from momentum_transfer.images.datasets import build_dataset
+from momentum_transfer.report.page import build
 from momentum_transfer.suites import chain
 from momentum_transfer.suites.choose import stages
 from momentum_transfer.transfer.data.digit_scenes import RECIPES, ensure_scenes
@@ -79,12 +80,13 @@ def test_class_folders_end_in_a_verdict_and_a_stopped_choice_goes_on(weights, fo
     words.append("9")
     ended = choose(*words, "--dry-run")
     assert ended.returncode == 0, ended.stderr
-    assert started == ["first: finetuned, timed"]
-    assert "about " in ended.stdout
+    assert not started
     assert "plan for mine" in ended.stdout
     ended = choose(*words)
     assert ended.returncode == 0, ended.stderr
+    assert started[2 * 3] == "first: finetuned, timed"
     assert len(started) == 1 + 2 * 4
+    assert "finetuned, 2 of 2: " in ended.stdout
     assert "a random start of its architecture" in ended.stdout
     records, _ = read(tmp_path / "out/results.jsonl")
     tuned = [line for line in records if (line["task"], line["metric"]) == ("finetune", "top1")]
@@ -106,6 +108,46 @@ def test_class_folders_end_in_a_verdict_and_a_stopped_choice_goes_on(weights, fo
     other = choose("--weights", weights[1], *words[2:])
     assert (other.returncode, other.stderr.count("\n")) == (2, 1)
     assert "holds another choice: its candidates was" in other.stderr
+
+
+def test_a_screen_ranks_without_training_and_says_what_it_left_out(weights, folder, tmp_path, started):
+    words = [
+        "--weights",
+        *weights,
+        tmp_path / "absent.pth",
+        "--train",
+        folder,
+        "--split",
+        0.5,
+        "--out",
+        tmp_path / "out",
+    ]
+    ended = choose(*words, "--screen")
+    assert ended.returncode == 0, ended.stderr
+    assert not started
+    assert "ranking 2 candidates by 14 images without training: about " in ended.stdout
+    for text in (ended.stdout, (tmp_path / "out/choice.md").read_text(encoding="utf-8")):
+        assert "Ranked without training by linear: " in text
+        assert "absent.pth is left out, because it cannot be used: checkpoint file not found" in text
+    page = (tmp_path / "out/choice.html").read_text(encoding="utf-8")
+    assert page.count('<tr class="ours">') == 2
+    assert "transrate" in page
+    assert choose(*words, "--screen", "--measure", "logme").returncode == 0
+
+
+def test_probes_are_asked_for_alone_and_follow_the_screen(weights, folder, tmp_path, started, monkeypatch):
+    monkeypatch.setattr("momentum_transfer.suites.choose.recommend.make_report", lambda *_, **__: build([]))
+    words = ["--weights", *weights, "--train", folder, "--split", 0.5, "--out", tmp_path / "out", "--screen"]
+    monkeypatch.setattr("momentum_transfer.suites.choose.run.run_chain", lambda steps, *_: started.extend(steps))
+    ended = choose(*words, "--probes-only")
+    assert ended.returncode == 0, ended.stderr
+    assert [step.title for step in started] == [
+        f"{name}: {command}" for command in ("knn", "svm", "linear") for name in ("first", "second", "random-of-first")
+    ]
+    assert set(json.loads((tmp_path / "out/plan.json").read_text())["alive"]["images"]) == {"first", "second"}
+    ended = choose(*words, "--probes-only", "--minutes", 3)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "expected --probes-only or --minutes, found both" in ended.stderr
 
 
 def test_wrong_words_are_one_line(weights, folder, tmp_path, started):
@@ -137,10 +179,12 @@ def test_detectors_get_words_that_their_settings_take(weights, tmp_path, started
 
     monkeypatch.setattr("momentum_transfer.suites.choose.run.run_chain", run_chain)
     monkeypatch.setattr("momentum_transfer.suites.choose.run.measured", lambda *_: stages.Times(1.0, 0.1))
-    words = ["--weights", *weights, tmp_path / "absent.pth", "--train", scenes, "--split", 0.5, "--dry-run"]
+    monkeypatch.setattr("momentum_transfer.suites.choose.recommend.write_page", lambda *_, **__: (tmp_path, ()))
+    words = ["--weights", *weights, tmp_path / "absent.pth", "--train", scenes, "--split", 0.5, "--minutes", 90]
     ended = choose(*words, "--out", tmp_path / "out")
     assert ended.returncode == 0, ended.stderr
     assert "absent.pth is left out" in ended.stderr
+    seen = [step for step in seen if step.title.endswith(", timed")]
     assert [step.title for step in seen] == [
         "first: detector, frozen, timed", "first: detector, finetuned, timed",
     ]  # fmt: skip
@@ -176,8 +220,9 @@ def small_scenes(folder: Path, count: int) -> Path:
 def test_a_detection_set_ends_in_a_verdict(weights, tmp_path):
     scenes = small_scenes(tmp_path / "scenes", 12)
     ended = choose(
-        "--weights", weights[0], "--train", scenes, "--split", 0.5, "--minutes", 12, "--out", tmp_path / "out"
-    )
+        "--weights", weights[0], "--train", scenes, "--split", 0.5, "--minutes", 12, "--out", tmp_path / "out",
+        "INPUT.MIN_SIZE_TRAIN", "[64]", "INPUT.MIN_SIZE_TEST", 64, "SOLVER.IMS_PER_BATCH", 2,
+    )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert "first, the only candidate: box AP" in ended.stdout
     records, _ = read(tmp_path / "out/results.jsonl")

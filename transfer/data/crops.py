@@ -18,11 +18,14 @@ _MOST_SIDE = 512  # of a crop, in pixels
 _LEAST_BOX = 4  # pixels of a box's shorter side; smaller ones show too little to be classified
 
 
-def write_crops(data: DetectionData, folder: Path, most: int, seed: int = 0) -> list[tuple[Path, int]]:
+def write_crops(
+    data: DetectionData, folder: Path, most: int, seed: int = 0, write: bool = True
+) -> list[tuple[Path, int]]:
     """Write the boxes of a set as ``IMAGEID_BOXID.png``, unless they are there already.
 
     Args:
         most: crops in all; of more boxes a random choice by ``seed``.
+        write: else the files are named and not made.
 
     Returns:
         (file, class number) of every crop, by image and box.
@@ -43,9 +46,9 @@ def write_crops(data: DetectionData, folder: Path, most: int, seed: int = 0) -> 
         of_image.setdefault(entry["image_id"], []).append(entry)
     images = [image for image in content["images"] if image["id"] in of_image]
     crops: list[tuple[Path, int]] = []
-    for image in track(images, f"crops of {data.name}"):
+    for image in track(images, f"crops of {data.name}") if write else images:
         files = [folder / f"{image['id']}_{entry['id']}.png" for entry in of_image[image["id"]]]
-        if not all(file.is_file() for file in files):
+        if write and not all(file.is_file() for file in files):
             whole = read_rgb(data.image_path(image))
             for file, entry in zip(files, of_image[image["id"]], strict=True):
                 with atomic_path(file) as temporary:

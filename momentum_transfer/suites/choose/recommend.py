@@ -15,8 +15,9 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.shipped import typed
 from momentum_transfer.report.aggregate import Measure, Results, aggregate
 from momentum_transfer.report.differences import RESAMPLES, Comparisons
-from momentum_transfer.report.page import make_report, write_report
+from momentum_transfer.report.page import build, make_report, write_report
 from momentum_transfer.report.read_inputs import read_records
+from momentum_transfer.suites.choose.screen import Screen
 from momentum_transfer.suites.choose.stages import DETECTION, Question
 from momentum_transfer.verdicts.comparison import Comparison
 from momentum_transfer.verdicts.corrections import BETTER, verdicts
@@ -136,18 +137,29 @@ def _detectable(
 
 
 def write_page(
-    asked: Question, command: list[str], resamples: int, left_out: Sequence[str] = ()
-) -> tuple[Path, Choice]:
-    """Decides, and writes ``choice.html`` with its .md and .csv.
+    asked: Question, command: list[str], resamples: int, left_out: Sequence[str] = (), *,
+    screen: Screen | None = None, last: Sequence[str] | None = None,
+) -> tuple[Path, Sequence[str]]:  # fmt: skip
+    """Decides where something was trained, and writes ``choice.html`` with its .md and .csv; the verdict's sentences.
 
-    ``command``: the tool's file and arguments; ``left_out``: sentences on weights that cannot be read.
+    ``command``: the tool's file and arguments; ``left_out``: sentences on weights that cannot be used; ``screen``: the
+    ranking before; ``last``: names of the candidates of the last stage (None: all).
     """
-    choice = decide(asked, read_records([asked.results])[0], resamples)
+    results = [asked.results] if asked.results.is_file() else []
+    said = [screen.sentence()] if screen is not None else []
+    if asked.stages:
+        finalists = tuple(one for one in asked.candidates if last is None or one.name in last)
+        said = [*decide(replace(asked, candidates=finalists), read_records(results)[0], resamples).sentences, *said]
     runs = [folder for one in asked.everyone for stage in asked.stages
             if (folder := asked.out / one.name / stage).is_dir()]  # fmt: skip
-    report = make_report(
-        [asked.results], runs, command=typed(command), title=f"Which weights for {asked.title}?", resamples=resamples
-    )
+    title = f"Which weights for {asked.title}?"
+    if results:
+        report = make_report(results, runs, command=typed(command), title=title, resamples=resamples)
+    else:
+        report = replace(build([], command=typed(command), title=title), verdicts=())
+    tables = [screen.table()] if screen is not None else []
     out = asked.out / "choice.html"
-    write_report(replace(report, verdicts=(*choice.sentences, *left_out, *report.verdicts)), out)
-    return out, choice
+    sentences = (*said, *left_out)
+    report = replace(report, verdicts=(*sentences, *report.verdicts), overall=(*tables, *report.overall))
+    write_report(report, out)
+    return out, sentences

@@ -1,61 +1,113 @@
-"""Times the parts of a choice, and notes its question and plan, so that a stopped choice goes on as it began."""
+"""Runs a choice under its budget: a plan from sizes, stage after stage, times that are measured as it goes.
+
+Its question and plan are noted, so that a stopped choice goes on as it began.
+"""
 
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from momentum_transfer.backbones.source import SourceBackbone
+from momentum_transfer.backbones.build import build_backbone, own_input, parse_architecture
 from momentum_transfer.core import loggers
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import sha256_of, write_text
-from momentum_transfer.core.log import say
+from momentum_transfer.core.log import say, table
+from momentum_transfer.core.records import read as read_records
 from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.suites.chain import Step, run_chain
 from momentum_transfer.suites.choose import stages
-from momentum_transfer.suites.choose.stages import CLASSIFICATION, LEAST, PROBE, Candidate, Plan, Question, Times
+from momentum_transfer.suites.choose.screen import Screen
+from momentum_transfer.suites.choose.stages import (
+    CLASSIFICATION,
+    DETECTION,
+    IMAGES,
+    LEAST,
+    PROBE,
+    Candidate,
+    Plan,
+    Question,
+    Times,
+)
 
 Kind = TypeVar("Kind")
 
-_QUESTION, _PLAN = "question.json", "plan.json"
-#: Seconds that a command takes before it does anything: imports, reading weights.
-_START = 10.0
-_BATCH = 8
+_QUESTION, _PLAN, _SCREEN = "question.json", "plan.json", "screen.json"
+#: Seconds that a command takes before it does anything (imports, reading weights), and to read and transform an image.
+_START, _READ = 6.0, 0.01
+#: Operations of a detector's pyramid and heads, a pixel of the image; how much slower backbones are than a convolution.
+_HEADS, _SLOWER = 2.4e5, 1.6
+#: Operations of a network that cannot be counted. Part of a stage's time that may go into timing its trainings.
+_UNKNOWN, _TIMING = 1e10, 0.1
 
 
-def seconds_per_image(source: SourceBackbone, size: int) -> float:
-    """Of the features of an image of ``size`` px: the faster of two passes over a small batch, after one to warm up."""
-    device = choose_device()
-    network, images = source.build().to(device), torch.zeros(_BATCH, 3, size, size, device=device)
-    seconds = []
-    with torch.inference_mode():
-        for _ in range(3):
-            begun = time.monotonic()
-            network(images)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            seconds.append(time.monotonic() - begun)
-    return min(seconds[1:]) / _BATCH
+def estimated(asked: Question, tested: int, side: int = 0, batch: int = 1) -> Plan:
+    """A plan without lengths, from the sizes of networks and data alone, in a second or two.
+
+    Args:
+        tested: number of test images. side, batch: of a detector's images.
+    """
+    speed, images = _operations_a_second(), sum(asked.counts) + tested
+    commands = len(stages.image_commands(asked))
+    names = {one.architecture for one in asked.everyone}
+    times: dict[str, dict[str, Times]] = {stage: {} for stage in asked.stages}
+    seconds = {}
+    for name in sorted(names):
+        forward = _SLOWER * _operations(name, asked.image_size) / speed + _READ
+        seconds[name] = commands * _START + forward * images
+        for stage in asked.stages:
+            if asked.kind == DETECTION:
+                network, heads = _SLOWER * _operations(name, side) / speed, _HEADS * side**2 / speed
+                each = batch * ((1 if stage == "frozen" else 3) * network + 3 * heads + _READ)
+                times[stage][name] = Times(_START + tested * (network + heads + _READ), each)
+            else:  # two learning rates are searched on four fifths of the images
+                each = sum(asked.counts) * (2 * 0.8 + 1) * (3 * (forward - _READ) + _READ / max(asked.workers, 1))
+                times[stage][name] = Times(_START + (tested + sum(asked.counts)) * forward, each)
+    return Plan({}, times, seconds)
 
 
-def probe_steps(asked: Question) -> list[tuple[str, Candidate, Step]]:
-    """A short training of every stage for each architecture: (stage, who, command)."""
-    first: dict[str, Candidate] = {}
-    for one in asked.candidates:
-        first.setdefault(one.architecture, one)
-    length = PROBE[asked.kind]
-    return [
-        (stage, one, stages.training_step(asked, one, stage, length, probe=True))
-        for stage in asked.stages
-        for one in first.values()
-    ]
+def screen_seconds(asked: Question, images: int, side: int) -> float:
+    """Of the measures of all candidates, which are mostly features of so many images."""
+    speed = _operations_a_second()
+    each = {name: _operations(name, side) for name in {one.architecture for one in asked.candidates}}
+    return sum(1.5 + images * _SLOWER * each[one.architecture] / speed for one in asked.candidates)
+
+
+@lru_cache
+def _operations(architecture: str, side: int) -> float:
+    """Of a forward pass of an image, without weights or pixels."""
+    parsed = parse_architecture(architecture)
+    own = own_input(parsed)
+    for size in (side, own.size if own else side):
+        try:
+            with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+                build_backbone(parsed).eval()(torch.zeros(1, 3, size, size))
+            return float(counter.get_total_flops()) * (side / size) ** 2
+        except (InputError, NotImplementedError, RuntimeError):
+            continue
+    return _UNKNOWN
+
+
+def _operations_a_second() -> float:
+    """Of a convolution on this machine: the fastest of eight."""
+    device, seconds = choose_device(), []
+    images, weights = torch.zeros(8, 64, 56, 56, device=device), torch.zeros(64, 64, 3, 3, device=device)
+    for _ in range(9):
+        begun = time.monotonic()
+        torch.nn.functional.conv2d(images, weights, padding=1)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.monotonic() - begun)
+    return 2.0 * 8 * 64 * 64 * 9 * 54 * 54 / max(min(seconds[1:]), 1e-6)
 
 
 def measured(asked: Question, stage: str, one: Candidate, wall: float) -> Times:
@@ -107,7 +159,7 @@ def keep_question(asked: Question) -> Question:
         write_text(file, json.dumps(now, indent=1))
         return asked
     free = list(_Machine.__struct_fields__)
-    if not (asked.out / _PLAN).is_file():  # too few minutes make no plan
+    if (plan := _read(asked.out / _PLAN, Plan)) is None or not plan.timed:  # no length of a training follows from them
         free.append("minutes")
     if different := [key for key in now if key not in free and before.get(key) != now[key]]:
         key = different[0]
@@ -152,32 +204,140 @@ def _damaged(file: Path) -> InputError:
     return InputError(f"expected {file} as a choice wrote it, found something else; remove the folder to start over")
 
 
-def make_plan(asked: Question, sources: Mapping[str, SourceBackbone], tested: int) -> Plan:
-    """The plan in the output folder, else a new one: timed trainings, and lengths under the budget.
+def make_plan(asked: Question, first: Plan, before: float) -> Plan:
+    """The plan in the output folder, else ``first`` with the lengths that fit.
 
-    ``sources``: a backbone of each architecture, by its text; ``tested``: number of test images. InputError if a probe
-    fails, or no training fits the minutes.
+    ``before``: seconds of what comes before kNN and SVM. InputError if no training fits the minutes.
     """
     file = asked.out / _PLAN
     if (kept := _read(file, Plan)) is not None:
-        architectures = {one.architecture for one in asked.everyone}
+        names = {one.architecture for one in asked.everyone}
+        whole = set(kept.timed) <= set(asked.stages) and names <= kept.images.keys()
         for stage in asked.stages:
-            whole = architectures <= kept.times.get(stage, {}).keys() & kept.images.keys()
-            if not whole or kept.lengths.get(stage, 0) < LEAST[asked.kind]:
-                raise _damaged(file)
+            whole = whole and names <= kept.times.get(stage, {}).keys()
+            whole = whole and kept.lengths.get(stage, 0) >= LEAST[asked.kind]
+        alive = {name for stage in kept.alive.values() for name in stage}
+        if not whole or not alive <= {one.name for one in asked.candidates}:
+            raise _damaged(file)
+        if kept.timed:
+            return kept
+        first = msgspec.structs.replace(kept, spent=0.0)
+    return stages.with_lengths(asked, first, asked.stages, before + first.seconds(asked, IMAGES))
+
+
+def kept_screen(asked: Question, screen: Callable[[], Screen]) -> Screen:
+    """The ranking of a stopped choice, else a new one, which is kept; of a screen alone always a new one."""
+    file = asked.out / _SCREEN
+    if asked.candidates and (asked.out / _QUESTION).is_file() and (kept := _read(file, Screen)) is not None:
         return kept
-    say("timing: a few steps of each training")
-    memory = asked.out / "probes" / "done.json"
-    times: dict[str, dict[str, Times]] = {stage: {} for stage in asked.stages}
-    for stage, one, step in probe_steps(asked):
-        run_chain([step], memory, 1)
-        wall = json.loads(memory.read_text(encoding="utf-8"))
-        times[stage][one.architecture] = measured(asked, stage, one, wall[step.key])
-        stages.refuse_too_few(asked, times)
-    # kNN and SVM (and the linear classifier) mostly compute features, which are computed once.
-    commands, images = 3 if asked.kind == CLASSIFICATION else 2, sum(asked.counts) + tested
-    each = {name: seconds_per_image(source, asked.image_size) for name, source in sources.items()}
-    seconds = {name: commands * _START + one * images for name, one in each.items()}
-    plan = Plan(stages.lengths(asked, times), times, seconds)
-    write_text(file, json.dumps(msgspec.to_builtins(plan), indent=1))
-    return plan
+    found = screen()
+    write_text(file, json.dumps(msgspec.to_builtins(found), indent=1))
+    return found
+
+
+def _pair(times: Times) -> tuple[float, float]:
+    return times.around, times.each
+
+
+class Progress:
+    """A choice that runs: its plan, kept in the output folder, and the time of its budget."""
+
+    def __init__(self, asked: Question, plan: Plan) -> None:
+        self.asked, self.plan = asked, plan
+        self._begun = time.monotonic() - plan.spent
+
+    @property
+    def spent(self) -> float:
+        """Seconds of the budget so far, those of a stopped run included."""
+        return time.monotonic() - self._begun
+
+    def keep(self, **changes: Any) -> None:
+        """Change the plan and note it."""
+        self.plan = msgspec.structs.replace(self.plan, **changes, spent=self.spent)
+        write_text(self.asked.out / _PLAN, json.dumps(msgspec.to_builtins(self.plan), indent=1))
+
+    def show(self) -> None:
+        """The plan as a table."""
+        lines = stages.rows(self.asked, self.plan)
+        table(f"plan for {self.asked.title}", ("stage", "what", "runs", "minutes"), lines)
+
+    def run(self, ranked: list[str] | None = None) -> tuple[str, ...]:
+        """All stages; the names of the candidates in the last one. ``ranked``: of a screen, the best first."""
+        names = ranked or [one.name for one in self.asked.candidates]
+        names = names[: self.asked.counts_of()[IMAGES]]
+        for stage in (IMAGES, *self.asked.stages):
+            names = self.plan.alive.get(stage, names)
+            self.keep(alive={**self.plan.alive, stage: names})
+            if stage != IMAGES and stage not in self.plan.timed:
+                self._time(stage)
+            starts = self.plan.starts(self.asked, stage)
+            if stage == IMAGES:
+                steps = stages.image_steps(self.asked, starts)
+            else:
+                steps = stages.training_steps(self.asked, stage, self.plan.lengths[stage], starts)
+            self._steps(stage, steps)
+            names = self._better(stage, names)
+        return tuple(names)
+
+    def _steps(self, stage: str, steps: Sequence[Step]) -> None:
+        """Run a stage's commands; after each the time that is left, by how long they took so far."""
+        begun, expected = time.monotonic(), self.plan.seconds(self.asked, stage)
+        later = sum(self.plan.seconds(self.asked, one) for one in self.asked.stages[self._after(stage) :])
+        for count, step in enumerate(steps, start=1):
+            run_chain([step], self.asked.out / "done.json", 1)
+            self.keep()
+            taken = time.monotonic() - begun
+            rate = taken / count if taken > 1 else expected / len(steps)
+            left = rate * (len(steps) - count) + later
+            budget = f" of {self.asked.minutes:g}" if self.asked.trains else ""
+            spent = f"{self.spent / 60:.1f}{budget} minutes spent"
+            say(f"{stage}, {count} of {len(steps)}: {spent}, about {left / 60:.1f} left")
+
+    def _after(self, stage: str) -> int:
+        return 0 if stage == IMAGES else self.asked.stages.index(stage) + 1
+
+    def _time(self, stage: str) -> None:
+        """Measure short trainings, the costliest architecture first, and fit the stage's length to what is left.
+
+        Those that are not measured, because timing would take too much, are scaled as those that are.
+        """
+        asked, before = self.asked, self.plan.times[stage]
+        first: dict[str, Candidate] = {}
+        for one in sorted(self.plan.starts(asked, stage), key=lambda one: -before[one.architecture].each):
+            first.setdefault(one.architecture, one)
+        found: dict[str, Times] = {}
+        begun, memory = self.spent, asked.out / "probes" / "done.json"
+        room = _TIMING * (60 * asked.minutes - begun)
+        for name, one in first.items():
+            if found and self.spent - begun > room / 2:
+                say(f"{stage}: the other architectures are not timed, but scaled as {', '.join(found)}")
+                break
+            step = stages.training_step(asked, one, stage, PROBE[asked.kind], probe=True)
+            run_chain([step], memory, 1)
+            found[name] = measured(asked, stage, one, json.loads(memory.read_text(encoding="utf-8"))[step.key])
+        scale = [sum(one) / sum(other) for one, other in zip(
+            zip(*map(_pair, found.values()), strict=True), zip(*(_pair(before[name]) for name in found), strict=True),
+            strict=True)]  # fmt: skip
+        for later in asked.stages[asked.stages.index(stage) :]:
+            known = self.plan.times[later]
+            scaled = {name: Times(one.around * scale[0], one.each * scale[1]) for name, one in known.items()}
+            self.keep(times={**self.plan.times, later: {**scaled, **(found if later == stage else {})}})
+        plan = stages.with_lengths(asked, self.plan, asked.stages[asked.stages.index(stage) :], self.spent)
+        self.keep(lengths=plan.lengths, timed=[*self.plan.timed, stage])
+        self.show()
+
+    def _better(self, stage: str, names: list[str]) -> list[str]:
+        """The candidates of the next stage: of a screened choice the better half by this stage's scores."""
+        following = (IMAGES, *self.asked.stages)[self._after(stage) + 1 :]
+        count = self.asked.counts_of()[following[0]] if following else len(names)
+        wanted = {"frozen": ("coco/bbox", "AP"), IMAGES: ("linear", "top1")}.get(stage)
+        if count >= len(names) or wanted is None:
+            return names
+        scores: dict[str, list[float]] = {}
+        for line in read_records(self.asked.results)[0]:
+            if (line["task"], line["metric"]) == wanted and line["value"] is not None:
+                scores.setdefault(line["checkpoint"]["name"], []).append(line["value"])
+        means = {name: sum(scores.get(name, [0.0])) / len(scores.get(name, [0.0])) for name in names}
+        kept = sorted(names, key=lambda name: -means[name])[:count]
+        say(f"after {stage} {', '.join(kept)} go on: " + ", ".join(f"{name} {means[name]:.1f}" for name in names))
+        return [name for name in names if name in kept]

@@ -1,7 +1,7 @@
 """What `choose` runs: candidates, the commands of every stage, and how long a training may be under the budget."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,11 +15,11 @@ from momentum_transfer.core.files import RANDOM_OF
 from momentum_transfer.suites.chain import Step
 
 DETECTION, CLASSIFICATION = "detection", "classification"
+#: The stage of kNN, SVM and linear classifier, on images of one class.
+IMAGES = "images"
 _IMAGES_CONFIG = "configs/lowshot/own_images.yaml"
 #: Stage of training -> its config; the second one decides.
 DETECTORS = {"frozen": "configs/transfer/own_small_frozen.yaml", "finetuned": "configs/transfer/own_small.yaml"}
-#: Fraction of the minutes that each stage of training gets.
-_FRACTIONS = {"frozen": 1 / 3, "finetuned": 2 / 3}
 #: Fewest iterations (epochs) of a training that means anything.
 LEAST = {DETECTION: 10, CLASSIFICATION: 1}
 #: Iterations (epochs) of a probe, which measures how long one takes; the first of a detector does not count.
@@ -55,6 +55,8 @@ class Question:
     overrides: tuple[str, ...] = ()  # KEY VALUE that the user gave, which win
     longest: int = 50  # iterations (epochs) beyond which no training is worth its time
     engine: str = "auto"
+    screened: bool = False  # ranked without training first; then half of the candidates go on from stage to stage
+    trains: bool = True  # else nothing is trained but the linear classifier
 
     @property
     def everyone(self) -> tuple[Candidate, ...]:
@@ -66,25 +68,42 @@ class Question:
             Candidate(name, RANDOM_OF + one.weights, "", one.architecture) for name, one in first.items()
         )
 
+    def starts(self, names: Collection[str]) -> tuple[Candidate, ...]:
+        """The candidates of these names, then their random starts."""
+        wanted = {*names, *(one.baseline for one in self.candidates if one.name in names)}
+        return tuple(one for one in self.everyone if one.name in wanted)
+
     @property
     def results(self) -> Path:
         return self.out / "results.jsonl"
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Stages of training that are under the budget; the last one decides."""
-        return tuple(DETECTORS) if self.kind == DETECTION else ("finetuned",)
+        """Stages of training; the last one decides."""
+        return () if not self.trains else tuple(DETECTORS) if self.kind == DETECTION else ("finetuned",)
+
+    def counts_of(self) -> dict[str, int]:
+        """How many candidates are in each stage: half of them after the screen, half of these in the last one."""
+        first = _half(len(self.candidates)) if self.screened else len(self.candidates)
+        last = _half(first) if self.screened else first
+        return {IMAGES: first, **dict.fromkeys(self.stages[:-1], first), **dict.fromkeys(self.stages[-1:], last)}
 
 
-def image_steps(asked: Question) -> list[Step]:
+def _half(count: int) -> int:
+    return max(min(count, 2), math.ceil(count / 2))
+
+
+def image_commands(asked: Question) -> list[str]:
+    """Evaluations on images of one class."""
+    return ["knn", *["svm"] * (max(asked.counts) > 1), *["linear"] * (asked.kind == CLASSIFICATION)]
+
+
+def image_steps(asked: Question, starts: Sequence[Candidate]) -> list[Step]:
     """kNN and SVM of every start on images of one class; of classification sets a linear classifier too."""
-    commands = ["knn", "svm"] if max(asked.counts) > 1 else ["knn"]
-    if asked.kind == CLASSIFICATION:
-        commands.append("linear")
     return [
         Step(f"{one.name}: {command}", ["tools/lowshot.py", command, *_images(asked, one, asked.results)])
-        for command in commands
-        for one in asked.everyone
+        for command in image_commands(asked)
+        for one in starts
     ]
 
 
@@ -146,90 +165,110 @@ class Times(msgspec.Struct, frozen=True):
         return self.around + length * self.each
 
 
+_Names = dict[str, list[str]]
+
+
 class Plan(msgspec.Struct, frozen=True):
-    """Length of every stage, times[stage][architecture] that it follows from, and the images' seconds[architecture]."""
+    """Length of every stage, times[stage][architecture] that it follows from, the images' seconds[architecture].
+
+    ``timed``: stages whose times were measured and whose lengths stay. ``alive``: names of a stage's candidates, once
+    they are known. ``spent``: seconds of the budget so far.
+    """
 
     lengths: dict[str, Annotated[int, msgspec.Meta(ge=1, lt=10**12)]]
     times: dict[str, dict[str, Times]]
     images: dict[str, _Seconds] = {}
+    timed: list[str] = []
+    alive: _Names = {}
+    spent: _Seconds = 0.0
+
+    def starts(self, asked: Question, stage: str) -> tuple[Candidate, ...]:
+        """Who is in a stage; as long as that is unknown, as many as there will be, the costliest ones."""
+        if stage in self.alive:
+            return asked.starts(self.alive[stage])
+
+        def cost(one: Candidate) -> float:
+            return -(self.images if stage == IMAGES else _each(self.times[stage]))[one.architecture]
+
+        return asked.starts([one.name for one in sorted(asked.candidates, key=cost)[: asked.counts_of()[stage]]])
 
     def seconds(self, asked: Question, stage: str) -> float:
-        """Seconds of a stage for all starts and trials."""
-        times = self.times[stage]
-        return asked.trials * sum(times[one.architecture].of(self.lengths[stage]) for one in asked.everyone)
+        """Seconds of a stage for its starts and trials."""
+        starts = self.starts(asked, stage)
+        if stage == IMAGES:
+            return sum(self.images[one.architecture] for one in starts)
+        return asked.trials * sum(self.times[stage][one.architecture].of(self.lengths[stage]) for one in starts)
+
+    def fitted(self, asked: Question, stage: str, seconds: float) -> int:
+        """The longest trainings of a stage that fit, the same for every start; less than the least if none fits.
+
+        ``seconds``: what is left for this stage and the later ones; all of it for the last one, else a third.
+        """
+        around, each = self._sums(asked, stage)
+        room = seconds * _fraction(asked, stage) / asked.trials - around
+        return min(math.floor(room / each), asked.longest)
+
+    def needed(self, asked: Question, stages: Sequence[str], before: float) -> float:
+        """Minutes that do for the shortest useful trainings of these stages after ``before`` seconds."""
+        most, later = 0.0, 1.0
+        for stage in stages:
+            around, each = self._sums(asked, stage)
+            most = max(most, asked.trials * (around + LEAST[asked.kind] * each) / (later * _fraction(asked, stage)))
+            later *= 1 - _fraction(asked, stage)
+        return (before + most) / 60
+
+    def _sums(self, asked: Question, stage: str) -> tuple[float, float]:
+        """Seconds around and for each iteration of a stage's trainings of its starts."""
+        known = [self.times[stage][one.architecture] for one in self.starts(asked, stage)]
+        return sum(one.around for one in known), sum(one.each for one in known)
 
 
-_Measured = Mapping[str, Mapping[str, Times]]  #: times[stage][architecture]
-
-
-def lengths(asked: Question, times: _Measured) -> dict[str, int]:
-    """The longest trainings that fit the minutes, the same for every start; InputError if none fits."""
-    refuse_too_few(asked, times)
-    lengths = {}
-    for stage in asked.stages:
-        around, each = _sums(asked, times, stage)
-        room = 60 * asked.minutes * _fraction(asked, stage) / asked.trials - around
-        lengths[stage] = min(max(math.floor(room / each), LEAST[asked.kind]), asked.longest)
-    return lengths
-
-
-def refuse_too_few(asked: Question, times: _Measured) -> None:
-    """Raise InputError if no training fits the minutes; what is not yet measured counts nothing.
-
-    The message says how many would do, with the longest time so far for what is not yet measured.
-    """
-    if _needed(asked, times)[0] <= asked.minutes:
-        return
-    known = [one for stage in asked.stages for one in times[stage].values()]
-    longest = max(known, key=lambda one: one.of(LEAST[asked.kind]))
-    names = [one.architecture for one in asked.everyone]
-    needed, fixed = _needed(
-        asked, {stage: {name: times[stage].get(name, longest) for name in names} for stage in asked.stages}
-    )
-    raise InputError(
-        f"expected --minutes of at least {math.ceil(needed)} for {counted(len(names), 'start')} and "
-        f"{counted(asked.trials, 'trial')}, found {asked.minutes:g}; starting commands and scoring take {fixed:.1f} of "
-        "them, however long the trainings are; give more, or fewer weights"
-    )
-
-
-def _needed(asked: Question, times: _Measured) -> tuple[float, float]:
-    """Minutes of the shortest useful trainings, and how many of these are not for iterations."""
-    needed = fixed = 0.0
-    for stage in asked.stages:
-        around, each = _sums(asked, times, stage)
-        fixed += asked.trials * around / 60
-        shortest = around + LEAST[asked.kind] * each
-        needed = max(needed, asked.trials * shortest / _fraction(asked, stage) / 60)
-    return needed, fixed
-
-
-def _sums(asked: Question, times: _Measured, stage: str) -> tuple[float, float]:
-    """Seconds around and for each iteration of a stage's trainings of every start, as far as they are measured."""
-    known = [times[stage][one.architecture] for one in asked.everyone if one.architecture in times[stage]]
-    return sum(one.around for one in known), sum(one.each for one in known)
+def _each(times: Mapping[str, Times]) -> dict[str, float]:
+    return {name: one.each for name, one in times.items()}
 
 
 def _fraction(asked: Question, stage: str) -> float:
-    return _FRACTIONS[stage] if len(asked.stages) > 1 else 1.0
+    return 1.0 if stage == asked.stages[-1] else 1 / 3
 
 
-def training_steps(asked: Question, plan: Plan) -> list[Step]:
-    """Every training, stage after stage."""
-    return [training_step(asked, one, stage, plan.lengths[stage]) for stage in asked.stages for one in asked.everyone]
+def with_lengths(asked: Question, plan: Plan, stages: Sequence[str], before: float) -> Plan:
+    """The plan with the lengths of these stages that fit after ``before`` seconds.
+
+    InputError if none fits, unless a stage was trained already: then the shortest.
+    """
+    needed = plan.needed(asked, stages, before)
+    if needed > asked.minutes + 1e-9 and not plan.timed:
+        starts = len(plan.starts(asked, stages[-1] if stages else IMAGES))
+        raise InputError(
+            f"expected --minutes of at least {math.ceil(needed)} for {counted(starts, 'start')} and "
+            f"{counted(asked.trials, 'trial')}, found {asked.minutes:g}; {before / 60:.1f} of them are before any "
+            "training; give more, fewer weights, or --probes-only, or --screen alone"
+        )
+    left, lengths = 60 * asked.minutes - before, dict(plan.lengths)
+    for stage in stages:
+        lengths[stage] = max(plan.fitted(asked, stage, left), LEAST[asked.kind])
+        plan = msgspec.structs.replace(plan, lengths=dict(lengths))
+        left -= plan.seconds(asked, stage)
+    return plan
+
+
+def training_steps(asked: Question, stage: str, length: int, starts: Sequence[Candidate]) -> list[Step]:
+    """Every training of a stage."""
+    return [training_step(asked, one, stage, length) for one in starts]
 
 
 def rows(asked: Question, plan: Plan) -> list[Sequence[str]]:
     """The plan as a table: stage, what it is, how many runs, minutes."""
-    starts, detection = len(asked.everyone), asked.kind == DETECTION
-    seconds = sum(plan.images[one.architecture] for one in asked.everyone)
+    detection = asked.kind == DETECTION
     probes, images = ("kNN, SVM", "crops of the boxes") if detection else ("kNN, SVM, linear classifier", "images")
-    rows: list[Sequence[str]] = [
-        (probes, f"features of {images}, {asked.image_size} px", str(starts), f"{seconds / 60:.1f}")
-    ]
-    for stage in asked.stages:
-        around = asked.trials * sum(plan.times[stage][one.architecture].around for one in asked.everyone)
+    rows: list[Sequence[str]] = []
+    for stage in (IMAGES, *asked.stages):
+        starts, minutes = plan.starts(asked, stage), f"{plan.seconds(asked, stage) / 60:.1f}"
+        if stage == IMAGES:
+            rows.append((probes, f"features of {images}, {asked.image_size} px", str(len(starts)), minutes))
+            continue
+        around = asked.trials * sum(plan.times[stage][one.architecture].around for one in starts)
         length = f"{plan.lengths[stage]} {'iterations' if detection else 'epochs'}"
         what = f"{length}; {around / 60:.1f} minutes start and score"
-        rows.append((stage, what, str(starts * asked.trials), f"{plan.seconds(asked, stage) / 60:.1f}"))
+        rows.append((stage, what, str(len(starts) * asked.trials), minutes))
     return rows

@@ -11,16 +11,16 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.suites.choose.stages import (
     CLASSIFICATION,
     DETECTION,
+    IMAGES,
     Candidate,
     Plan,
     Question,
     Times,
     image_steps,
-    lengths,
-    refuse_too_few,
     rows,
     training_step,
     training_steps,
+    with_lengths,
 )
 
 ASKED = Question(
@@ -39,13 +39,25 @@ def test_every_architecture_has_its_random_start():
     assert [one.weights for one in ASKED.everyone[3:]] == ["random-of:/a.pth", "random-of:/b.pth"]
 
 
+IMAGE_TIMES = {"resnet50": 60.0, "resnet18": 30.0}
+
+
+def planned(asked: Question, before: float = 0.0, times=TIMES) -> Plan:
+    return with_lengths(asked, Plan({}, times, IMAGE_TIMES), asked.stages, before)
+
+
+def changed(**changes) -> Question:
+    return Question(**{**ASKED.__dict__, **changes})
+
+
 def test_the_longest_trainings_fit_the_minutes_and_one_iteration_more_does_not():
-    found = lengths(ASKED, TIMES)
-    plan = Plan(found, TIMES, {"resnet50": 60.0, "resnet18": 30.0})
-    for stage, fraction in (("frozen", 1 / 3), ("finetuned", 2 / 3)):
-        assert plan.seconds(ASKED, stage) <= 60 * 30 * fraction
-        longer = Plan({**found, stage: found[stage] + 1}, TIMES)
-        assert longer.seconds(ASKED, stage) > 60 * 30 * fraction
+    plan, before = planned(ASKED, 120.0), 120.0
+    for stage, fraction in (("frozen", 1 / 3), ("finetuned", 1)):
+        room = (60 * 30 - before) * fraction
+        assert plan.seconds(ASKED, stage) <= room
+        longer = Plan({**plan.lengths, stage: plan.lengths[stage] + 1}, TIMES, IMAGE_TIMES)
+        assert longer.seconds(ASKED, stage) > room
+        before += plan.seconds(ASKED, stage)
     shown = rows(ASKED, plan)
     assert [row[0] for row in shown] == ["kNN, SVM", "frozen", "finetuned"]
     assert [row[2] for row in shown] == ["5", "10", "10"]
@@ -53,29 +65,43 @@ def test_the_longest_trainings_fit_the_minutes_and_one_iteration_more_does_not()
 
 
 def test_no_training_is_longer_than_the_recipe_and_too_few_minutes_are_refused_with_those_that_do():
-    long = Question(**{**ASKED.__dict__, "minutes": 1e5})
-    assert lengths(long, TIMES) == {"frozen": 5000, "finetuned": 5000}
+    assert planned(changed(minutes=1e5)).lengths == {"frozen": 5000, "finetuned": 5000}
     with pytest.raises(InputError, match=r"expected --minutes of at least (\d+) for 5 starts and 2 trial") as error:
-        lengths(Question(**{**ASKED.__dict__, "minutes": 1.0}), TIMES)
+        planned(changed(minutes=1.0), 90.0)
+    assert "found 1; 1.5 of them are before any training" in str(error.value)
     needed = int(str(error.value).split("at least ")[1].split()[0])
-    assert min(lengths(Question(**{**ASKED.__dict__, "minutes": float(needed)}), TIMES).values()) >= 10
+    assert min(planned(changed(minutes=float(needed)), 90.0).lengths.values()) >= 10
     with pytest.raises(InputError, match=rf"at least {needed}"):
-        lengths(Question(**{**ASKED.__dict__, "minutes": needed - 1.0}), TIMES)
+        planned(changed(minutes=needed - 1.0), 90.0)
 
 
-def test_what_is_measured_so_far_refuses_too_few_minutes_and_says_what_would_be_enough():
-    so_far: dict[str, dict[str, Times]] = {"frozen": {"resnet50": Times(10.0, 0.5)}, "finetuned": {}}
-    # two starts of a ResNet-50, two trials, a third of the minutes: 2 · 2 · (10 + 10 · 0.5) / (1 / 3) = 180 s
-    refuse_too_few(Question(**{**ASKED.__dict__, "minutes": 3.0}), so_far)
-    # all five starts in both stages as long as that: 2 · 5 · 15 / (1 / 3) = 450 s
-    with pytest.raises(InputError, match=r"expected --minutes of at least 8 for 5 starts and 2 trials, found 2\.9"):
-        refuse_too_few(Question(**{**ASKED.__dict__, "minutes": 2.9}), so_far)
-    refuse_too_few(Question(**{**ASKED.__dict__, "minutes": 0.1}), {"frozen": {}, "finetuned": {}})
+def test_half_of_the_candidates_go_on_from_stage_to_stage_and_two_at_least():
+    many = tuple(Candidate(f"c{n}", f"/{n}.pth", "", "resnet18", "random_2") for n in range(9))
+    screened = changed(candidates=many, screened=True)
+    assert screened.counts_of() == {IMAGES: 5, "frozen": 5, "finetuned": 3}
+    assert changed(candidates=many).counts_of() == {IMAGES: 9, "frozen": 9, "finetuned": 9}
+    assert changed(candidates=many[:2], screened=True).counts_of() == {IMAGES: 2, "frozen": 2, "finetuned": 2}
+    assert changed(candidates=many[:1], screened=True).counts_of()[IMAGES] == 1
+    images = changed(candidates=many, screened=True, kind=CLASSIFICATION)
+    assert images.counts_of() == {IMAGES: 5, "finetuned": 3}
+    assert changed(candidates=many, screened=True, trains=False).counts_of() == {IMAGES: 5}
+    plan = planned(changed(candidates=many, screened=True, minutes=200.0))
+    assert len(plan.starts(screened, "finetuned")) == 3 + 1  # and the random start
+    alive = Plan(plan.lengths, TIMES, IMAGE_TIMES, alive={"finetuned": ["c7"]})
+    assert [one.name for one in alive.starts(screened, "finetuned")] == ["c7", "random_2"]
+    assert alive.starts(screened, "finetuned")[1].weights == "random-of:/0.pth"  # whoever is left
+
+
+def test_as_long_as_survivors_are_unknown_the_costliest_count():
+    screened = changed(candidates=(*ASKED.candidates, ASKED.candidates[2]), screened=True, minutes=200.0)
+    plan = planned(screened)
+    for stage in (IMAGES, "finetuned"):
+        assert [one.name for one in plan.starts(screened, stage)] == ["a", "b", "random_1", "random_2"]
 
 
 def test_all_starts_get_the_same_words():
-    plan = Plan(lengths(ASKED, TIMES), TIMES, {"resnet50": 60.0, "resnet18": 30.0})
-    for steps in (image_steps(ASKED), training_steps(ASKED, plan)):
+    trained = [step for stage in ASKED.stages for step in training_steps(ASKED, stage, 20, ASKED.everyone)]
+    for steps in (image_steps(ASKED, ASKED.everyone), trained):
         words = {}
         for step in steps:
             kind = step.title.partition(": ")[2]
@@ -87,7 +113,7 @@ def test_all_starts_get_the_same_words():
 
 def test_a_set_of_few_images_asks_for_no_more_than_there_are():
     few = Question(**{**ASKED.__dict__, "kind": CLASSIFICATION, "counts": (3, 2)})
-    words = image_steps(few)[0].command
+    words = image_steps(few, few.everyone)[0].command
     value = dict(itertools.pairwise(words))
     assert value["KNN.PRESETS"] == "['majority-5']"
     assert value["SVM.SHOTS"] == "[1, 2]"
@@ -148,7 +174,7 @@ def test_a_detector_is_told_its_network_where_no_setting_of_resnets_names_it():
 )
 def test_few_labels_are_asked_for_as_far_as_the_images_go(counts, preset, shots, linear, finetune):
     asked = Question(**{**ASKED.__dict__, "kind": CLASSIFICATION, "counts": counts})
-    found = values(image_steps(asked)[0].command)
+    found = values(image_steps(asked, asked.everyone)[0].command)
     assert found["KNN.PRESETS"] == f"['{preset}']"
     assert found["SVM.SHOTS"] == shots
     assert (found["LINEAR.BATCH_SIZE"], found["FINETUNE.BATCH_SIZE"]) == (linear, finetune)
@@ -156,7 +182,7 @@ def test_few_labels_are_asked_for_as_far_as_the_images_go(counts, preset, shots,
 
 def test_what_is_run_on_images_depends_on_the_kind_and_on_two_images_of_a_class():
     def commands(**changes) -> set[str]:
-        return {step.command[1] for step in image_steps(Question(**{**ASKED.__dict__, **changes}))}
+        return {step.command[1] for step in image_steps(changed(**changes), ASKED.everyone)}
 
     assert commands() == {"knn", "svm"}
     assert commands(kind=CLASSIFICATION) == {"knn", "svm", "linear"}
@@ -168,10 +194,10 @@ def test_of_images_the_only_stage_has_all_minutes():
     asked = Question(**{**ASKED.__dict__, "kind": CLASSIFICATION, "longest": 50})
     times = {"finetuned": {"resnet50": Times(10.0, 5.0), "resnet18": Times(5.0, 2.0)}}
     # a, random_1 are of the one, b, c, random_2 of the other: 35 s around and 16 s an epoch, twice, in 30 minutes
-    assert lengths(asked, times) == {"finetuned": 50}
-    shorter = Question(**{**asked.__dict__, "minutes": 10.0})
-    assert lengths(shorter, times) == {"finetuned": (300 - 35) // 16}
-    plan = Plan({"finetuned": 16}, times, {"resnet50": 60.0, "resnet18": 30.0})
+    assert planned(asked, times=times).lengths == {"finetuned": 50}
+    shorter = changed(kind=CLASSIFICATION, longest=50, minutes=10.0)
+    assert planned(shorter, times=times).lengths == {"finetuned": (300 - 35) // 16}
+    plan = Plan({"finetuned": 16}, times, IMAGE_TIMES)
     assert plan.seconds(shorter, "finetuned") == 2 * (35 + 16 * 16)
     (images, training) = rows(shorter, plan)
     assert images[0] == "kNN, SVM, linear classifier"

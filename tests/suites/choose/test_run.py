@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.records import append, make_record
 from momentum_transfer.suites.choose import run
-from momentum_transfer.suites.choose.run import keep_question, make_plan, measured, probe_steps
-from momentum_transfer.suites.choose.stages import CLASSIFICATION, DETECTION, Candidate, Question, Times
+from momentum_transfer.suites.choose.run import Progress, estimated, keep_question, make_plan, measured
+from momentum_transfer.suites.choose.stages import CLASSIFICATION, DETECTION, IMAGES, Candidate, Plan, Question, Times
 
 
 def asked(folder: Path, **changes) -> Question:
@@ -52,7 +53,9 @@ def test_minutes_may_change_until_there_is_a_plan_for_them(tmp_path: Path):
     keep_question(asked(tmp_path))
     assert keep_question(asked(tmp_path, minutes=20.0)).minutes == 20
     assert json.loads((tmp_path / "question.json").read_text())["minutes"] == 20
-    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "plan.json").write_text('{"lengths": {}, "times": {}}')
+    assert keep_question(asked(tmp_path, minutes=20.0)).minutes == 20
+    (tmp_path / "plan.json").write_text('{"lengths": {}, "times": {}, "timed": ["finetuned"]}')
     assert keep_question(asked(tmp_path, minutes=20.0)).minutes == 20
     with pytest.raises(InputError, match=r"its minutes was 20\.0, now it is 30\.0"):
         keep_question(asked(tmp_path, minutes=30.0))
@@ -106,16 +109,12 @@ def test_an_iteration_takes_what_the_last_line_of_either_engine_says(tmp_path: P
     assert measured(question, "frozen", question.candidates[0], 17.0) == Times(15.75, 0.25)
 
 
-def test_every_architecture_is_timed_once_in_every_stage(tmp_path: Path):
-    question = asked(tmp_path)
-    assert [(stage, one.name) for stage, one, _ in probe_steps(question)] == [("finetuned", "a"), ("finetuned", "b")]
-    found = [(stage, one.name) for stage, one, _ in probe_steps(asked(tmp_path, kind=DETECTION))]
-    assert found == [("frozen", "a"), ("frozen", "b"), ("finetuned", "a"), ("finetuned", "b")]
+SEEN = {"resnet50": Times(12.0, 4.0), "resnet18": Times(6.0, 1.0)}
 
 
 @pytest.fixture
-def timed(monkeypatch) -> list[str]:
-    """Titles of the steps that were timed: each took 20 s, an epoch of it 2 s, an image half a second."""
+def ran(monkeypatch) -> list[str]:
+    """Titles of the steps that were run: each took 20 s, an epoch of it 2 s."""
     titles: list[str] = []
 
     def run_chain(steps, memory: Path, jobs: int) -> None:
@@ -125,40 +124,83 @@ def timed(monkeypatch) -> list[str]:
 
     monkeypatch.setattr(run, "run_chain", run_chain)
     monkeypatch.setattr(run, "measured", lambda question, stage, one, wall: Times(wall - 2.0, 2.0))
-    monkeypatch.setattr(run, "seconds_per_image", lambda source, size: 0.5)
     return titles
 
 
-def test_a_plan_is_made_once_and_kept(timed, tmp_path: Path):
-    question, sources = asked(tmp_path), {"resnet50": None, "resnet18": None}
-    plan = make_plan(question, sources, tested=3)
-    assert timed == ["a: finetuned, timed", "b: finetuned, timed"]
-    # two starts of a ResNet-50, three of a ResNet-18: 90 s around and 10 s an epoch, in ten minutes at most 51; 40 do
-    assert plan.lengths == {"finetuned": 40}
-    assert plan.images == dict.fromkeys(sources, 3 * 10 + (17 + 3) * 0.5)
-    assert make_plan(question, sources, tested=3) == plan
-    assert len(timed) == 2
-    detector = make_plan(asked(tmp_path / "other", kind=DETECTION, minutes=60.0), sources, tested=3)
-    assert detector.images["resnet50"] == 2 * 10 + (17 + 3) * 0.5
+def first_plan(question: Question) -> Plan:
+    return Plan({}, {stage: dict(SEEN) for stage in question.stages}, {"resnet50": 30.0, "resnet18": 20.0})
+
+
+def test_a_plan_from_sizes_grows_with_networks_and_images(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(run, "_operations_a_second", lambda: 1e9)
+    large, small = "resnet10?width=8", "resnet10?width=4"
+    candidates = tuple(Candidate(name, f"/{name}", name, name, f"random {name}") for name in (large, small))
+    question = asked(tmp_path, image_size=32, candidates=candidates)
+    plan = estimated(question, tested=3)
+    assert plan.images[large] > plan.images[small] > 0
+    assert plan.times["finetuned"][large].each > plan.times["finetuned"][small].each
+    assert estimated(question, tested=300).images[small] > plan.images[small]
+    boxes = estimated(asked(tmp_path, kind=DETECTION, candidates=candidates), 3, side=64, batch=2)
+    assert boxes.times["frozen"][large].each < boxes.times["finetuned"][large].each
+    assert run._operations(small, 64) == pytest.approx(4 * run._operations(small, 32))
+
+
+def test_a_plan_has_the_lengths_that_fit_and_a_timed_one_is_kept(tmp_path: Path):
+    question = asked(tmp_path)
+    plan = make_plan(question, first_plan(question), 10.0)
+    # two starts of a ResNet-50, three of a ResNet-18: 120 s of images, 42 s around and 11 s an epoch, in ten minutes
+    assert plan.lengths == {"finetuned": (600 - 10 - 120 - 42) // 11}
+    progress = Progress(question, plan)
+    progress.keep(timed=["finetuned"], lengths={"finetuned": 7})
+    assert make_plan(question, first_plan(question), 500.0).lengths == {"finetuned": 7}
+    with pytest.raises(InputError, match="expected --minutes of at least 5 for 5 starts and 1 trial, found 1"):
+        make_plan(asked(tmp_path / "other", minutes=1.0), first_plan(question), 100.0)
+    assert not (tmp_path / "other/plan.json").exists()
 
 
 @pytest.mark.parametrize(
     "damage", [{"lengths": {}}, {"lengths": {"finetuned": 0}}, {"times": {}}, {"images": {"resnet50": 1.0}},
-               {"times": {"finetuned": {"resnet50": {"around": 1.0, "each": 1.0}}}}],
+               {"times": {"finetuned": {"resnet50": {"around": 1.0, "each": 1.0}}}}, {"timed": ["other"]},
+               {"alive": {"finetuned": ["stranger"]}}, {"spent": -1.0}],
 )  # fmt: skip
-def test_a_plan_without_a_part_is_refused(damage, timed, tmp_path: Path):
+def test_a_plan_without_a_part_is_refused(damage, tmp_path: Path):
     question = asked(tmp_path)
-    make_plan(question, {"resnet50": None, "resnet18": None}, tested=3)
+    Progress(question, make_plan(question, first_plan(question), 0.0)).keep()
     file = tmp_path / "plan.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **damage}))
     with pytest.raises(InputError, match=r"plan\.json as a choice wrote it"):
-        make_plan(question, {}, tested=3)
+        make_plan(question, first_plan(question), 0.0)
 
 
-def test_too_few_minutes_leave_no_plan(timed, tmp_path: Path):
-    with pytest.raises(InputError, match="expected --minutes of at least 2 for 5 starts"):
-        make_plan(asked(tmp_path, minutes=1.0), {"resnet50": None, "resnet18": None}, tested=3)
-    assert not (tmp_path / "plan.json").exists()
+def test_stages_run_in_order_and_the_better_half_goes_on(ran, tmp_path: Path):
+    question = asked(tmp_path, screened=True, candidates=tuple(
+        Candidate(name, f"/{name}.pth", name, "resnet18", "random_2") for name in "abcdef"))  # fmt: skip
+    for name, value in {"a": 10.0, "b": 90.0, "c": 50.0}.items():
+        append(question.results, [make_record("linear", "top1", value, checkpoint={"name": name, "sha256": name})])
+    progress = Progress(question, make_plan(question, first_plan(question), 0.0))
+    assert progress.run(["c", "a", "b", "f", "d", "e"]) == ("c", "b")
+    random = "random_2"
+    assert ran[:4] == [f"{name}: knn" for name in ("a", "b", "c", random)]
+    assert ran[-4:] == ["b: finetuned, timed", "b: finetuned", "c: finetuned", f"{random}: finetuned"]
+    assert progress.plan.alive == {IMAGES: ["c", "a", "b"], "finetuned": ["c", "b"]}
+    assert progress.plan.times["finetuned"]["resnet18"] == Times(18.0, 2.0)
+    again = Progress(question, make_plan(question, first_plan(question), 0.0))
+    assert again.plan.lengths == progress.plan.lengths
+    assert again.run(["d", "e", "f"]) == ("c", "b")  # as it began, whatever a new ranking says
+    assert again.spent >= progress.plan.spent
+
+
+def test_only_as_much_is_timed_as_the_budget_bears_and_the_rest_is_scaled(ran, monkeypatch, tmp_path: Path):
+    question = asked(tmp_path, kind=DETECTION, minutes=20.0)
+    progress = Progress(question, make_plan(question, first_plan(question), 0.0))
+    clock = iter(range(0, 10**6, 70))  # every look at the clock takes 70 s: more than half a tenth of the rest
+    monkeypatch.setattr(run.time, "monotonic", lambda: next(clock) + progress._begun)
+    progress._time("frozen")
+    assert ran == ["a: detector, frozen, timed"]
+    found = progress.plan.times
+    assert found["frozen"] == {"resnet50": Times(18.0, 2.0), "resnet18": Times(6.0 * 1.5, 1.0 * 0.5)}
+    assert found["finetuned"] == {"resnet50": Times(18.0, 2.0), "resnet18": Times(9.0, 0.5)}
+    assert progress.plan.timed == ["frozen"]
 
 
 @pytest.mark.parametrize(("name", "text"), [("metrics.jsonl", ""), ("metrics.json", '{"loss": 1.0}\n')])
