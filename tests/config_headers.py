@@ -8,7 +8,7 @@ from momentum_transfer.core.shipped import find_config, listing_of, shipped_conf
 
 @functools.cache
 def configs_of(room: str) -> list[Path]:
-    """The configs of a folder that can be run, variants too: no ``base…``, nor the recipe of no paper (tests/pretrain/test_budget.py)."""
+    """The configs of a folder that can be run, variants too: no ``base…``, nor the recipe of no paper, own_small."""
     names = [
         name
         for name in _shipped()
