@@ -8,8 +8,12 @@ from momentum_transfer.core.shipped import find_config, listing_of, shipped_conf
 
 @functools.cache
 def configs_of(room: str) -> list[Path]:
-    """The configs of a folder that can be run, variants too; only those that can be run: no ``base…``."""
-    names = [name for name in _shipped() if name.startswith(f"{room}/") and not name.startswith(f"{room}/base")]
+    """The configs of a folder that can be run, variants too: no ``base…``, nor the recipe of no paper, own_small."""
+    names = [
+        name
+        for name in _shipped()
+        if name.startswith(f"{room}/") and not name.startswith((f"{room}/base", "pretrain/own_small"))
+    ]
     assert names
     return [find_config(name) for name in names]
 
