@@ -263,6 +263,7 @@ SWITCH = Switch()
 ARCHITECTURE = ArchitectureName()
 ANY_PATH, PATH = PathName(), PathName(needed=True)
 #: Which of them are there is asked by ``devices.check_device``.
+BACKEND = Choice(("pillow", "opencv"))
 DEVICE = Words(r"auto|cpu|cuda(:\d+)?", "of auto, cuda, cuda:N, cpu")
 
 #: What a setting decides: no number at all, the scores only, or what is trained (and so the scores).
