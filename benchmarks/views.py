@@ -1,4 +1,4 @@
-"""Views of photographs: milliseconds beside albumentations and torchvision, and how far OpenCV's pixels are from Pillow's.
+"""Milliseconds a photograph's views take beside albumentations and torchvision, and OpenCV's pixels beside Pillow's.
 
 python benchmarks/views.py [--images N] [--passes N] [--size 224]
 
@@ -108,8 +108,10 @@ def ways(recipe: str, size: int, data: FileImages) -> dict[str, View]:
         ours = {backend: make("imagefolder", size, backend=backend) for backend in ("pillow", "opencv")}
         pair = (Augmentation(jitter_p=0, grayscale=0),)  # type: ignore[assignment]
     position = {str(Path(path.decode())): index for index, path in enumerate(data.paths)}
+    sources = {name: getattr(view, "source", lambda images: images)(data) for name, view in ours.items()}
     found: dict[str, View] = {
-        f"ours, {name}": lambda path, view=view: view(data[position[str(path)]][0]) for name, view in ours.items()
+        f"ours, {name}": lambda path, view=view, source=sources[name]: view(source[position[str(path)]][0])
+        for name, view in ours.items()
     }
     if recipe != "FixMatch":
         found["torchvision v2"] = by_torchvision(pair, size)

@@ -1,4 +1,4 @@
-"""The recipes of `images.augmentations` by OpenCV instead of Pillow, several times faster; the extra ``fast`` brings it.
+"""The recipes of `images.augmentations` by OpenCV instead of Pillow, several times faster (the extra ``fast``).
 
 The same random numbers of torch's generator as torchvision's v2 draws for Pillow, in the same order, and so the same
 crops, factors and orders; pixels differ by rounding. Resizing is torch's antialiased kernel for bytes, which is
@@ -16,14 +16,15 @@ import numpy as np
 import PIL.Image
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.augmentations import CROP_TRIES, RATIO, Augmentation
+from momentum_transfer.images.labelled_images import FileImages, LabelledImages
+from momentum_transfer.images.subsets import Selected
 
 Pixels = NDArray[np.uint8]  #: [H, W, 3], or [H, W] where the three channels are equal
 _LUMA = np.array([0.299, 0.587, 0.114])
-_LEVELS = np.arange(256, dtype=np.float32)
+_VALUES = np.arange(256, dtype=np.float32)
 _LOG_RATIO = torch.log(torch.tensor(RATIO))
 
 
@@ -65,7 +66,7 @@ def _draw_crop(height: int, width: int, scale: tuple[float, float]) -> tuple[int
 
 def random_crop(pixels: Pixels, size: int, scale: tuple[float, float], flip: float) -> Pixels:
     """RandomResizedCrop and RandomHorizontalFlip: [H, W, 3] -> [size, size, 3]."""
-    top, left, tall, wide = _draw_crop(*pixels.shape[:2], scale)
+    top, left, tall, wide = _draw_crop(pixels.shape[0], pixels.shape[1], scale)
     # [1, 3, H, W] in the order of channels_last, for which torch's kernel is the fastest
     part = torch.from_numpy(pixels[top : top + tall, left : left + wide])[None].permute(0, 3, 1, 2)
     if (tall, wide) != (size, size):
@@ -97,7 +98,7 @@ def grey(pixels: Pixels) -> Pixels:
 
 def blended(pixels: Pixels, level: float, factor: float) -> Pixels:
     """``level + factor · (pixels − level)``, cut off and rounded down to bytes as Pillow does."""
-    table = np.float32(level) + np.float32(factor) * (_LEVELS - np.float32(level))
+    table = np.float32(level) + np.float32(factor) * (_VALUES - np.float32(level))
     changed: Pixels = opencv().LUT(pixels, np.clip(table, 0, 255).astype(np.uint8))
     return changed
 
@@ -130,9 +131,9 @@ def blurred(pixels: Pixels, sigma: float) -> Pixels:
     return smooth
 
 
-def solarized(pixels: Pixels, threshold: float) -> Pixels:
+def solarized(pixels: Pixels, threshold: int) -> Pixels:
     """Values from ``threshold`` on inverted."""
-    table = np.where(_LEVELS < threshold, _LEVELS, 255 - _LEVELS).astype(np.uint8)
+    table = np.concatenate([_VALUES[:threshold], 255 - _VALUES[threshold:]]).astype(np.uint8)
     inverted: Pixels = opencv().LUT(pixels, table)
     return inverted
 
@@ -150,6 +151,22 @@ def _jittered(pixels: Pixels, strengths: Sequence[float]) -> Pixels:
         if factor is not None:
             pixels = _JITTER[operation](pixels, factor)
     return pixels
+
+
+class PixelArrays:
+    """`self[i] -> (array [H, W, 3], label)` of a data set; image files are decoded without Pillow's copy."""
+
+    def __init__(self, dataset: LabelledImages) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: int) -> tuple[Pixels, int]:
+        data = self.dataset
+        if isinstance(data, Selected):
+            return PixelArrays(data.dataset)[int(data.indices[index])][0], int(data.labels[index])
+        if isinstance(data, FileImages):
+            return data.pixels(index)
+        image, label = data[index]
+        return np.array(image), label
 
 
 class OpenCvView:

@@ -24,7 +24,7 @@ from momentum_transfer.images.augmentations import RECIPES, Augmentation, Pair, 
 from momentum_transfer.images.datasets import SMALL_SQUARES
 from momentum_transfer.images.digits import DigitImages, digit_variant, render_digits
 from momentum_transfer.images.labelled_images import LabelledImages
-from momentum_transfer.images.opencv_views import OpenCvView
+from momentum_transfer.images.opencv_views import OpenCvView, PixelArrays
 from momentum_transfer.images.subsets import Selected
 
 # ImageNet's statistics, for every dataset: detectors normalise with them, so a backbone transfers as it is.
@@ -119,8 +119,11 @@ class OpenCvImageViews(ImageViews):
         self.views = [OpenCvView(each, image_size) for each in augmentations]
         self.normalise = Normalise(mean, std)
 
-    def __call__(self, sample: PIL.Image.Image) -> tuple[Tensor, Tensor]:
-        pixels = np.array(sample)
+    def source(self, dataset: LabelledImages) -> Any:
+        return PixelArrays(dataset)
+
+    def __call__(self, sample: Any) -> tuple[Tensor, Tensor]:
+        pixels = sample if isinstance(sample, np.ndarray) else np.array(sample)
         first, second = (torch.from_numpy(self.normalise.planes(view(pixels))) for view in self.views)
         return first, second
 
@@ -238,11 +241,19 @@ class TwoViewDataset:
     """
 
     def __init__(self, dataset: LabelledImages, views: TwoViews, seed: int) -> None:
-        self.dataset = dataset
         self.views = views
         self.seed = seed
-        self._source = views.source(dataset)
+        self.dataset = dataset
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    @property
+    def dataset(self) -> LabelledImages:
+        """The images; another set of the same ones may replace it."""
+        return self._dataset
+
+    @dataset.setter
+    def dataset(self, dataset: LabelledImages) -> None:
+        self._dataset, self._source = dataset, self.views.source(dataset)
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch.fill_(epoch)

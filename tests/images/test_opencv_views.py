@@ -1,7 +1,9 @@
 """Views by OpenCV are Pillow's: the same random numbers, and pixels within rounding."""
 
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -14,7 +16,8 @@ from torchvision.transforms.v2 import functional as F
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images import opencv_views
 from momentum_transfer.images.augmentations import RECIPES
-from momentum_transfer.images.datasets import ArrayImages
+from momentum_transfer.images.datasets import ArrayImages, FileImages
+from momentum_transfer.images.subsets import Selected
 from momentum_transfer.images.views import TwoViewDataset, build_views
 
 pytest.importorskip("cv2", reason="OpenCV is an extra")
@@ -90,6 +93,28 @@ def test_a_recipe_draws_the_same_numbers_and_gives_pillows_views(recipe: str):
         for ours, pillows in zip(found, expected, strict=True):
             assert ours.shape == pillows.shape == (3, 64, 64)
             assert (ours - pillows).abs().mean() * 255 < 2 * TOLERANCE
+
+
+def test_image_files_are_decoded_to_pillows_pixels_and_damaged_ones_replaced_alike(tmp_path: Path):
+    image = PIL.Image.fromarray(photograph(0))
+    image.save(tmp_path / "0.jpg", quality=90)
+    image.save(tmp_path / "1.jpg", progressive=True, subsampling=0)
+    image.convert("L").save(tmp_path / "2.jpg")
+    image.save(
+        tmp_path / "3.jpg",
+        exif=b"Exif\x00\x00MM\x00*\x00\x00\x00\x08\x00\x01\x01\x12\x00\x03\x00\x00\x00\x01\x00\x06\x00\x00",
+    )
+    image.convert("RGBA").save(tmp_path / "4.png")
+    whole = (tmp_path / "0.jpg").read_bytes()
+    (tmp_path / "5.jpg").write_bytes(whole[: len(whole) // 2])
+    files = FileImages([tmp_path / name for name in sorted(os.listdir(tmp_path))], [0] * 6, ["a"])
+    part = Selected(files, np.array([5, 3, 2, 1, 0, 4]), np.arange(6), list("abcdef"))
+    for index in range(6):
+        pixels, label = opencv_views.PixelArrays(part)[index]
+        np.testing.assert_array_equal(pixels, np.asarray(part[index][0]))
+        assert label == index
+    assert part[1][0].size == image.size[::-1]
+    assert len(files.unreadable) == 1
 
 
 def test_views_are_the_same_in_workers_and_alone():
