@@ -72,13 +72,16 @@ class FileImages:
         image = self._read(position, reader)
         return self._replacement(position, reader) if image is None else image, int(self.labels[position])
 
+    def _name(self, position: int) -> str:
+        return os.fsdecode(self.paths[position])
+
     def _content(self, position: int) -> bytes | None:
         """The bytes of an image that is not a file of its own."""
         return None
 
     def _read(self, position: int, reader: Callable[[str, bytes | None], _Image]) -> _Image | None:
         try:
-            return reader(os.fsdecode(self.paths[position]), self._content(position))
+            return reader(self._name(position), self._content(position))
         except UnreadableImage as error:
             if not self._unreadable[position]:
                 self._unreadable[position] = True
@@ -97,9 +100,7 @@ class FileImages:
             if (image := self._read(int(peer), reader)) is not None:
                 return image
         name = self.classes[self.labels[position]]
-        raise InputError(
-            f"expected a readable image of class {name!r}, found none: {os.fsdecode(self.paths[position])}"
-        )
+        raise InputError(f"expected a readable image of class {name!r}, found none: {self._name(position)}")
 
 
 class ArrayImages:
