@@ -44,7 +44,7 @@ class FileImages:
     """
 
     def __init__(
-        self, paths: Sequence[Path | str], labels: Sequence[int], classes: Sequence[str], max_unreadable: int = 100
+        self, paths: Sequence[Path | str], labels: ArrayLike, classes: Sequence[str], max_unreadable: int = 100
     ) -> None:
         # One array of bytes: 1.3 million paths in 100 MB for all workers; each would copy str objects.
         self.paths = np.asarray([os.fsencode(path) for path in paths])
