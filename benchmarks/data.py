@@ -8,6 +8,7 @@ once, however many views are made of it. Every figure is the best of three passe
 
 import argparse
 import functools
+import itertools
 import sys
 import tempfile
 import time
@@ -88,14 +89,16 @@ def _first_epoch(views: TwoViewDataset, indices: list[int]) -> list[Any]:
 def worker_rows(data: LabelledImages, recipes: list[str], size: int, counts: list[int]) -> list[list[str]]:
     """Rows (recipe, images/s for each count of workers) of the CPU path: batches as training reads them."""
     rows = []
-    for recipe in recipes:
-        views = TwoViewDataset(data, build_views(recipe, size), seed=0)
+    for recipe, backend in itertools.product(recipes, ("pillow", "opencv")):
+        if (recipe, backend) == ("digits", "opencv"):
+            continue
+        views = TwoViewDataset(data, build_views(recipe, size, backend=backend), seed=0)
         ways: list[tuple[str, Callable[[list[int]], list[Any]]]] = [("", functools.partial(_first_epoch, views))]
         if recipe == "digits":  # rendered together in training
             ways.append((", one by one", one_by_one(views.__getitem__)))
         for way, items in ways:
             rates = [images_per_second(items, len(data), count) for count in counts]
-            rows.append([f"{recipe} {size} px{way}", *(f"{rate:.0f}" for rate in rates)])
+            rows.append([f"{recipe} {size} px{way}, {backend}", *(f"{rate:.0f}" for rate in rates)])
     return rows
 
 

@@ -32,6 +32,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from momentum_transfer.images.datasets import SIGNS, SMALL_SQUARES
+from momentum_transfer.images.opencv_views import OpenCvCrop
 from momentum_transfer.images.views import MEAN, STD, Normalise
 
 Image = PIL.Image.Image
@@ -64,8 +65,7 @@ def _translate(image: Image, x: float, y: float) -> Image:
 
 
 def _solarize_add(image: Image, amount: float) -> Image:
-    pixels = F.pil_to_tensor(image)
-    return F.to_pil_image(torch.where(pixels < 128, pixels + round(amount), pixels))
+    return image.point([level + round(amount) * (level < 128) for level in range(256)] * len(image.getbands()))
 
 
 _OPERATIONS: dict[str, _Operation] = {
@@ -145,18 +145,23 @@ def _mirrored(start: int, size: int, padding: int, side: int) -> np.ndarray:
     return np.where(places < side, places, 2 * (side - 1) - places)
 
 
-def _geometry(dataset: str, size: int) -> list[Callable[[Any], Any]]:
+def _geometry(dataset: str, size: int, backend: str) -> list[Callable[[Any], Any]]:
     if dataset not in SMALL_SQUARES:
+        if backend == "opencv":
+            return [OpenCvCrop(size)]
         return [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
     shift = [v2.Resize((size, size)), _ReflectedCrop(size, size // 8)]
     return shift if dataset in SIGNS else [*shift, v2.RandomHorizontalFlip()]
 
 
 def weak_view(
-    dataset: str, size: int, mean: Sequence[float] = MEAN, std: Sequence[float] = STD
+    dataset: str, size: int, mean: Sequence[float] = MEAN, std: Sequence[float] = STD, *, backend: str = "pillow"
 ) -> Callable[[Image], Tensor]:
-    """PIL image -> float [3, size, size]: what supervised training and FixMatch's pseudo-labels see."""
-    view: Callable[[PIL.Image.Image], Tensor] = v2.Compose([*_geometry(dataset, size), Normalise(mean, std)])
+    """PIL image -> float [3, size, size]: what supervised training and FixMatch's pseudo-labels see.
+
+    ``backend`` opencv crops large images faster, by the same random numbers.
+    """
+    view: Callable[[PIL.Image.Image], Tensor] = v2.Compose([*_geometry(dataset, size, backend), Normalise(mean, std)])
     return view
 
 
@@ -180,10 +185,19 @@ class WeakAndStrong:
     """PIL image -> (weak view, strong view), each with its own geometry; the strong one has two random operations."""
 
     def __init__(
-        self, dataset: str, size: int, levels: str = "eman", mean: Sequence[float] = MEAN, std: Sequence[float] = STD
+        self,
+        dataset: str,
+        size: int,
+        levels: str = "eman",
+        mean: Sequence[float] = MEAN,
+        std: Sequence[float] = STD,
+        *,
+        backend: str = "pillow",
     ) -> None:
-        self.weak = weak_view(dataset, size, mean, std)
-        self.strong = v2.Compose([*_geometry(dataset, size), _RandomLevelAugment(levels), Normalise(mean, std)])
+        self.weak = weak_view(dataset, size, mean, std, backend=backend)
+        self.strong = v2.Compose(
+            [*_geometry(dataset, size, backend), _RandomLevelAugment(levels), Normalise(mean, std)]
+        )
 
     def __call__(self, image: Image) -> tuple[Tensor, Tensor]:
         return self.weak(image), self.strong(image)

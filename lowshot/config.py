@@ -7,6 +7,7 @@ from fvcore.common.config import CfgNode
 from momentum_transfer.core.ranges import (
     ANY_PATH,
     ARCHITECTURE,
+    BACKEND,
     COUNT,
     FRACTION,
     NOTHING,
@@ -78,6 +79,8 @@ SETTINGS = table(
             "fraction of its training images that the rarest class keeps (CIFAR-LT: 0.01)"),
     Setting("INPUT.IMAGE_SIZE", 224, Number(1, 2**13, whole=True, unit="px"),
             "side of images for ResNets; a network of timm takes its own size (?img_size=N)"),
+    Setting("INPUT.BACKEND", "pillow", BACKEND,
+            "what crops training images: pillow, as the papers; opencv: the same random numbers, faster"),
     Setting("FEATURES.LAYER", "pooled", Choice(("pooled", "res2", "res3", "res4", "res5")),
             "res2 … res5: that stage's map, averaged over positions"),
     Setting("FEATURES.POOL", "pooled",

@@ -77,11 +77,13 @@ class Images:
     @property
     def weak(self) -> Callable[[PIL.Image.Image], Tensor]:
         """Random views for training."""
-        return weak_view(self.cfg.DATASETS.NAME, self.cfg.INPUT.IMAGE_SIZE, *self._statistics)
+        cfg = self.cfg
+        return weak_view(cfg.DATASETS.NAME, cfg.INPUT.IMAGE_SIZE, *self._statistics, backend=cfg.INPUT.BACKEND)
 
     def weak_and_strong(self, levels: str) -> WeakAndStrong:
         """FixMatch's pairs of views; ``levels``: see :mod:`momentum_transfer.lowshot.augment`."""
-        return WeakAndStrong(self.cfg.DATASETS.NAME, self.cfg.INPUT.IMAGE_SIZE, levels, *self._statistics)
+        name, settings = self.cfg.DATASETS.NAME, self.cfg.INPUT
+        return WeakAndStrong(name, settings.IMAGE_SIZE, levels, *self._statistics, backend=settings.BACKEND)
 
     def labelled(self, workers: int) -> LabelledData:
         """Training and test images for classifiers that are trained on images."""

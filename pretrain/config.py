@@ -10,6 +10,7 @@ from fvcore.common.config import CfgNode
 from momentum_transfer.core.ranges import (
     ANY_PATH,
     ARCHITECTURE,
+    BACKEND,
     DEVICE,
     FRACTION,
     MOMENTUM,
@@ -114,6 +115,8 @@ SETTINGS = table(
     Setting("DATA.CROP_SCALE", [], Many(FRACTION, lengths=(0, 2)), "crop scale [low, high] instead of the recipe's"),
     Setting("DATA.VIEWS_ON", "workers", Choice(("workers", "device", "auto")),
             "workers: on CPUs; device: a whole batch in one pass; auto: the faster, by a measurement"),
+    Setting("DATA.BACKEND", "pillow", BACKEND,
+            "what makes views on CPUs: pillow, as the papers; opencv: the same random numbers, several times faster"),
     Setting("DATA.CANVAS", 0, _count(2**14, "px", low=0, note="0: twice DATA.IMAGE_SIZE"),
             "side of the images sent to the device"),
     Setting("DATA.WORKERS", -1, _count(1024, "processes", low=-1, note="-1: measured in the first steps"),

@@ -23,7 +23,7 @@ from momentum_transfer.images.datasets import build_dataset, every_image, kept_i
 from momentum_transfer.images.device_views import CanvasDataset, build_device_views
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import select
-from momentum_transfer.images.views import MEAN, STD, TwoViewDataset, build_views, eval_transform
+from momentum_transfer.images.views import MEAN, STD, TwoViewDataset, TwoViews, build_views, eval_transform
 from momentum_transfer.pretrain.monitor import EvaluationImages
 from momentum_transfer.pretrain.plan import PretrainingPlan
 
@@ -114,7 +114,7 @@ class TrainingBatches:
             self.device_views = build_device_views(data.VIEWS, data.IMAGE_SIZE, **recipe)
             self.dataset = _canvases(cfg, images)
         else:
-            views = build_views(data.VIEWS, data.IMAGE_SIZE, variant=data.VARIANT, **recipe)
+            views = _worker_views(cfg, **recipe)
             self.dataset = TwoViewDataset(images, views, cfg.SEED)
 
     def from_step(self, first: int) -> Iterator[Batch]:
@@ -156,6 +156,11 @@ def _recipe(cfg: CfgNode) -> dict[str, Any]:
     return {"remove": cfg.DATA.REMOVE, "crop_scale": tuple(cfg.DATA.CROP_SCALE) or None}
 
 
+def _worker_views(cfg: CfgNode, **recipe: Any) -> TwoViews:
+    data = cfg.DATA
+    return build_views(data.VIEWS, data.IMAGE_SIZE, variant=data.VARIANT, backend=data.BACKEND, **recipe)
+
+
 def _canvases(cfg: CfgNode, images: LabelledImages) -> CanvasDataset:
     return CanvasDataset(images, cfg.DATA.CANVAS or 2 * cfg.DATA.IMAGE_SIZE, cfg.SEED)
 
@@ -192,7 +197,7 @@ def _faster(cfg: CfgNode, images: LabelledImages, micro_batch: int, device: torc
     if data.VIEWS == "digits":  # rendered, not cropped from an image
         return "workers"
     recipe, canvases = _recipe(cfg), _canvases(cfg, images)
-    views = TwoViewDataset(images, build_views(data.VIEWS, data.IMAGE_SIZE, variant=data.VARIANT, **recipe), cfg.SEED)
+    views = TwoViewDataset(images, _worker_views(cfg, **recipe), cfg.SEED)
     sample = [index % len(images) for index in range(_SAMPLE)]
     cores = max(available_cores() // distributed.local_world_size(), 1)
     by_workers = _seconds(lambda: [views.at(0, index) for index in sample]) / (_SAMPLE * cores)

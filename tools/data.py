@@ -5,6 +5,8 @@
     python tools/data.py stl10 --root datasets --yes      2.6 GB: asks first, or takes --yes
     python tools/data.py coco --root datasets             says what is missing, and where to get it
 
+    python tools/data.py pack FOLDER --shards OUT         train/ and val/ of FOLDER, or FOLDER as train, as tar files
+
 What is there already stays as it is; nothing is fetched twice.
 """
 
@@ -21,6 +23,8 @@ from momentum_transfer.core.log import say, table
 
 
 def main(args: argparse.Namespace) -> None:
+    if args.names[:1] == ["pack"] or args.shards:
+        return _pack(args)
     say(f"data sets in {args.root or 'the default folder'}")
     from momentum_transfer.images.published import LICENSED, PUBLISHED  # here, because torchvision takes seconds
     from momentum_transfer.transfer.data.detection_datasets import datasets_root
@@ -35,6 +39,14 @@ def main(args: argparse.Namespace) -> None:
     lacking = [name for name in names if name in LICENSED and not _check(name, root)]
     if lacking:
         raise InputError(f"expected {', '.join(lacking)} in {root}, found parts missing: see the list above")
+
+
+def _pack(args: argparse.Namespace) -> None:
+    if len(args.names) != 2 or args.names[0] != "pack" or not args.shards:
+        raise InputError("expected pack FOLDER --shards OUT, found other words; see --help")
+    from momentum_transfer.images.datasets import packed_folders
+
+    packed_folders(Path(args.names[1]), Path(args.shards))
 
 
 def _known(name: str, names: list[str]) -> str:
@@ -96,6 +108,7 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="stl10, cifar10, voc2007, …; none lists them")
     add("--root", help="folder of the data sets (default: $DETECTRON2_DATASETS or ./datasets)")
+    add("--shards", metavar="OUT", help="with pack FOLDER: folder for tar files of WebDataset's layout")
     add("--yes", action="store_true", help="do not ask before a download of 1 GB and more")
     return parser
 

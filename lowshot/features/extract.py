@@ -30,6 +30,7 @@ from momentum_transfer.core.log import say, track
 from momentum_transfer.core.samplers import ordered_loader
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import Selected
+from momentum_transfer.images.tar_shards import ShardImages
 from momentum_transfer.lowshot.config import SETTINGS
 from momentum_transfer.lowshot.features.cache import About, Entry, crc_of
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check
@@ -63,6 +64,10 @@ def data_hash(dataset: LabelledImages, *, content: bool = False) -> str:
         inner = inner.dataset
     if hasattr(inner, "paths"):
         digest.update(np.ascontiguousarray(inner.paths).tobytes())
+        if isinstance(inner, ShardImages):
+            for key in inner.keys(content):
+                digest.update(key.encode())
+            return digest.hexdigest()
         for path in map(os.fsdecode, inner.paths):
             digest.update(_file_key(path, content))
         return digest.hexdigest()

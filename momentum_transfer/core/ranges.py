@@ -263,6 +263,7 @@ SWITCH = Switch()
 ARCHITECTURE = ArchitectureName()
 ANY_PATH, PATH = PathName(), PathName(needed=True)
 #: Which of them are there is asked by ``devices.check_device``.
+BACKEND = Choice(("pillow", "opencv"))
 DEVICE = Words(r"auto|cpu|cuda(:\d+)?", "of auto, cuda, cuda:N, cpu")
 #: Which part of a backbone is trained (``backbones.trainable.train_only``).
 TRAINABLE = Words(r"all|frozen|last-[1-9]\d?|norms|lora(-[1-9]\d{0,2})?", "of all, frozen, last-K, norms, lora, lora-R")

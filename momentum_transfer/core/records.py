@@ -17,6 +17,7 @@ import platform
 import re
 import sys
 import time
+import zipfile
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -244,8 +245,14 @@ def write_items(folder: str | Path, name: str, found: Outcomes) -> dict[str, str
     stem = re.sub(r"[^A-Za-z0-9.=+-]+", "_", name)[:80]
     file = Path(folder) / _FOLDER / f"{stem}.{digest.hexdigest()[:12]}.npz"
     if not file.is_file():
-        with atomic_path(file) as temporary:
-            np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]  # the stubs take these for its options
+        # zlib's first level: 5 % larger than NumPy's savez_compressed, in a third of its time
+        with (
+            atomic_path(file) as temporary,
+            zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        ):
+            for key, values in arrays.items():
+                with archive.open(f"{key}.npy", "w", force_zip64=True) as stream:
+                    np.lib.format.write_array(stream, np.asanyarray(values), allow_pickle=False)
     return {"file": f"{_FOLDER}/{file.name}", "sha256": sha256_of(file)}
 
 

@@ -64,7 +64,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 CROP_TRIES = 10  # as torchvision's RandomResizedCrop
-_RATIO = (3 / 4, 4 / 3)
+RATIO = (3 / 4, 4 / 3)
 NUMBERS = 2 * CROP_TRIES + 16  # uniform numbers that one view takes
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 
@@ -100,7 +100,7 @@ def _draw_crops(sizes: Integers, scale: tuple[float, float], numbers: Floats) ->
     height, width = sizes[:, :1], sizes[:, 1:]
     tries = numbers[:, : 2 * CROP_TRIES].reshape(-1, CROP_TRIES, 2)
     area = height * width * (scale[0] + (scale[1] - scale[0]) * tries[..., 0])
-    low, high = np.log(_RATIO)
+    low, high = np.log(RATIO)
     ratio = np.exp(low + (high - low) * tries[..., 1])
     wide, tall = np.rint(np.sqrt(area * ratio)).astype(np.int64), np.rint(np.sqrt(area / ratio)).astype(np.int64)
     fits = (wide > 0) & (wide <= width) & (tall > 0) & (tall <= height)
@@ -109,8 +109,8 @@ def _draw_crops(sizes: Integers, scale: tuple[float, float], numbers: Floats) ->
     place = numbers[:, 2 * CROP_TRIES :]
     top, left = np.floor(place[:, :1] * (height - tall + 1)), np.floor(place[:, 1:2] * (width - wide + 1))
     fitting = np.concatenate([top, left, tall, wide], 1)
-    central_tall = np.where(width < _RATIO[0] * height, np.rint(width / _RATIO[0]), height)
-    central_wide = np.where(width > _RATIO[1] * height, np.rint(height * _RATIO[1]), width)
+    central_tall = np.where(width < RATIO[0] * height, np.rint(width / RATIO[0]), height)
+    central_wide = np.where(width > RATIO[1] * height, np.rint(height * RATIO[1]), width)
     corner = [(height - central_tall) // 2, (width - central_wide) // 2]
     central = np.concatenate([*corner, central_tall, central_wide], 1)
     return np.where(fits.any(1, keepdims=True), fitting, central).astype(np.int64)

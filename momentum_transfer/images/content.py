@@ -1,5 +1,6 @@
 """Compare images by their bytes: test images that train too, and whether a folder still holds the same images."""
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -17,6 +18,7 @@ from momentum_transfer.core.neighbours import chunks
 from momentum_transfer.images.digits import DigitImages
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import Selected, file_names
+from momentum_transfer.images.tar_shards import ShardImages
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -50,9 +52,9 @@ def report_overlap(found: Overlap, *, where: str = "", forbid: bool = False) -> 
 
 def shared_images(train: LabelledImages, test: LabelledImages) -> Overlap:
     """The test images that are training images too: files by their bytes, images in memory by their pixels."""
-    trained, tested = file_names(train), file_names(test)
+    trained, tested = _files(train), _files(test)
     if trained is not None and tested is not None:
-        return shared_files(trained, tested)
+        return _shared(trained, tested)
     known = set(_keys(train))
     return Overlap(sum(key in known for key in _keys(test)), len(test), "test images are also training images")
 
@@ -71,7 +73,24 @@ def _keys(images: LabelledImages) -> Iterator[Hashable]:
 class _File(NamedTuple):
     path: str
     size: int = 0
-    place: tuple[int, int] = (0, 0)  # device and inode
+    place: tuple[Hashable, int] = (0, 0)  # device and inode
+    part: Callable[[int, int], bytes] | None = None  # (start, length) -> bytes of what is no file of its own
+
+
+def _files(images: LabelledImages) -> list[_File] | None:
+    """The files of a data set, in order; None for images in memory."""
+    inner, indices = images, np.arange(len(images))
+    while isinstance(inner, Selected):
+        indices = inner.indices[indices]
+        inner = inner.dataset
+    if not isinstance(inner, ShardImages):
+        names = file_names(images)
+        return None if names is None else _mapped(_file, names)
+    return [
+        _File(os.fsdecode(entry["name"]), int(entry["size"]), (inner.archive(entry), int(entry["offset"])),
+              functools.partial(inner.part, index))
+        for index, entry in zip(indices.tolist(), inner.index[indices], strict=True)
+    ]  # fmt: skip
 
 
 def shared_files(train: Sequence[str], test: Sequence[str]) -> Overlap:
@@ -81,7 +100,11 @@ def shared_files(train: Sequence[str], test: Sequence[str]) -> Overlap:
     middle are read whole: of ImageNet's 1.33 million files about half are opened and almost none is read. One file on
     both sides, by path or by link, counts unopened. Missing and empty files do not count.
     """
-    sides = _of_both(lambda file: file.size or None, [_mapped(_file, names) for names in (train, test)])[1]
+    return _shared(_mapped(_file, train), _mapped(_file, test))
+
+
+def _shared(train: list[_File], test: list[_File]) -> Overlap:
+    sides = _of_both(lambda file: file.size or None, [train, test])[1]
     linked = {file.place: file.path for file in sides[0]}
     same = {file.path: linked[file.place] for file in sides[1] if file.place in linked}
     sides = [sides[0], [file for file in sides[1] if file.path not in same]]
@@ -89,7 +112,7 @@ def shared_files(train: Sequence[str], test: Sequence[str]) -> Overlap:
         keys, sides = _of_both(key, sides)
     trained = {key: file.path for key, file in zip(keys[0], sides[0], strict=True)}
     same |= {file.path: trained[key] for key, file in zip(keys[1], sides[1], strict=True)}
-    shared = [path for path in test if path in same]
+    shared = [file.path for file in test if file.path in same]
     example = f"{shared[0]} is {same[shared[0]]}" if shared else ""
     return Overlap(len(shared), len(test), "test images are byte for byte training images", example)
 
@@ -121,9 +144,12 @@ def _file(path: str) -> _File:
 
 
 def _middle(file: _File) -> tuple[int, bytes] | None:
+    start = max(file.size - _BLOCK, 0) // 2
     try:
+        if file.part is not None:
+            return file.size, _digest(file.part(start, _BLOCK))
         with open(file.path, "rb", buffering=0) as stream:
-            stream.seek(max(file.size - _BLOCK, 0) // 2)
+            stream.seek(start)
             return file.size, _digest(stream.read(_BLOCK))
     except OSError:
         return None
@@ -131,6 +157,8 @@ def _middle(file: _File) -> tuple[int, bytes] | None:
 
 def _content(file: _File) -> str | None:
     try:
+        if file.part is not None:
+            return hashlib.sha256(file.part(0, file.size)).hexdigest()
         return sha256_of(file.path) if file.size else None  # a pipe has no size, and reading it may never end
     except OSError:
         return None
@@ -161,12 +189,11 @@ def fingerprint(images: LabelledImages) -> dict[str, str]:
     Covers names (file and folder) and sizes of all files, and the bytes of 64 random images: a copy of the folder
     elsewhere is the same. An overwritten file of the same size outside the sample is not noticed.
     """
-    names, labels = file_names(images), np.ascontiguousarray(images.labels, dtype="<i8")
+    files, labels = _files(images), np.ascontiguousarray(images.labels, dtype="<i8")
     sample = np.random.default_rng(0).choice(len(images), min(_SAMPLE, len(images)), replace=False).tolist()
     parts = {"number": str(len(images)), "labels": _short(labels.tobytes())}
-    if names is None:
+    if files is None:
         return {**parts, "pixels": _short(b"".join(_digest(images[index][0].tobytes()) for index in sample))}
-    files = _mapped(_file, names)
     listed = [f"{'/'.join(file.path.split('/')[-2:])} {file.size}" for file in files]
     parts["names and sizes"] = _short("\n".join(listed).encode("utf-8", "surrogateescape"))
     return {**parts, "bytes": _short(" ".join(map(str, _mapped(_content, [files[i] for i in sample]))).encode())}

@@ -22,17 +22,23 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say, track
 from momentum_transfer.core.machine import available_cores, available_memory
 from momentum_transfer.core.untrusted import read_lines
+from momentum_transfer.core.urls import is_url
 from momentum_transfer.images import subsets
 from momentum_transfer.images.digits import DigitImages
 from momentum_transfer.images.labelled_images import ArrayImages, FileImages, LabelledImages
 from momentum_transfer.images.reading import SUFFIXES, image_files
 from momentum_transfer.images.subsets import Selected
+from momentum_transfer.images.tar_shards import open_shards, pack
 from momentum_transfer.images.taxonomies import inaturalist_images
 
 
 def _folder(root: str | Path | None, name: str) -> Path:
     if root is None:
         raise InputError(f"expected the folder of dataset {name!r}, found none; set DATA.ROOT")
+    if is_url(root):
+        raise InputError(
+            f"expected a folder for dataset {name!r}, found {root}; of URLs tar files are read (imagefolder)"
+        )
     folder = Path(root).expanduser()
     if not folder.is_dir():
         raise InputError(f"expected the folder of dataset {name!r} at {folder}, found no such folder; check DATA.ROOT")
@@ -49,7 +55,10 @@ def _torchvision(name: str, make: Callable[[], Any], layout: str) -> Any:
 
 
 def unlabelled_folder(root: str | Path, split: str, max_unreadable: int = 100) -> FileImages | None:
-    """Images without labels, as one class, below ``root/split`` or ``root``; None if it holds folders of classes."""
+    """Images without labels, as one class, below ``root/split`` or ``root``; None if it holds folders of classes or tar
+    files, or is a URL."""
+    if is_url(root):
+        return None
     folder = _folder(root, "imagefolder")
     folder = folder / split if (folder / split).is_dir() else folder
     # The folder's own files first, so as not to walk through ImageNet's class folders.
@@ -74,13 +83,25 @@ def every_image(root: str | Path, max_unreadable: int = 100) -> FileImages:
 
 
 def _image_folder(root: Path, split: str, max_unreadable: int) -> FileImages:
+    shards = open_shards(root, split, max_unreadable)
+    if shards is not None:
+        return shards
     folder = root / split
+    if any(root.glob("*.parquet")) or any(root.glob("dataset_info.json")) or any(root.glob("data/*.parquet")):
+        raise InputError(f"expected folders of images or tar files in {root}, found Parquet; save its images as files")
     if not folder.is_dir():
         raise InputError(f"expected one folder per class in {folder}, found none; check DATA.ROOT and the split")
     layout = f"one folder per class in {folder}"
     found = _torchvision("imagefolder", lambda: torchvision.datasets.ImageFolder(str(folder)), layout)
     paths, labels = zip(*found.samples, strict=True)
     return FileImages(paths, labels, found.classes, max_unreadable)
+
+
+def _image_folder_at(url: str, split: str, max_unreadable: int) -> FileImages:
+    shards = open_shards(url, split, max_unreadable)
+    if shards is None:
+        raise InputError(f"expected {split}-*.tar at {url}, found none; write them with `momentum-transfer data pack`")
+    return shards
 
 
 def _file_list(root: Path, file_list: str | Path | None, max_unreadable: int) -> FileImages:
@@ -196,12 +217,26 @@ def build_dataset(
         data = DigitImages(split, image_size, variant, seed, renderings)
     elif name == "filelist":
         data = _file_list(_folder(root, name), file_list, max_unreadable)
+    elif name == "imagefolder" and root is not None and is_url(root):
+        data = _image_folder_at(str(root), split, max_unreadable)
     else:
         data = _of_folder(name, _folder(root, name), split, max_unreadable)
     return subsets.select(
         data, class_fraction=class_fraction, sample_fraction=sample_fraction, long_tail=long_tail, taxonomy=taxonomy,
         seed=seed,
     )  # fmt: skip
+
+
+def packed_folders(folder: Path, target: Path) -> None:
+    """Pack the images of ``folder``'s splits (train, val, test), or of ``folder`` as train, into tar files."""
+    if not folder.is_dir():
+        raise InputError(f"expected a folder of images, found no folder {folder}; check the path")
+    splits = [name for name in ("train", "val", "test") if (folder / name).is_dir()]
+    for split in splits or ["train"]:
+        part = folder / split if splits else folder
+        images = unlabelled_folder(part, ".") or _image_folder(part, ".", 0)
+        # names as fingerprints know them: file and folder
+        pack(images, part if images.classes != ["unlabelled"] else part.resolve().parent, target, split)
 
 
 def _of_folder(name: str, folder: Path, split: str, max_unreadable: int) -> LabelledImages:

@@ -6,9 +6,9 @@ from ``VOCdevkit/VOC2007``: ``ImageSets/Main/<class>_<split>.txt`` holds a line 
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import PIL.Image
@@ -18,7 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.log import warn
 from momentum_transfer.core.untrusted import read_lines
-from momentum_transfer.images.reading import UnreadableImage, read_rgb
+from momentum_transfer.images.reading import UnreadableImage, read_pixels, read_rgb
+
+_Image = TypeVar("_Image", PIL.Image.Image, NDArray[np.uint8])
 
 
 class LabelledImages(Protocol):
@@ -42,7 +44,7 @@ class FileImages:
     """
 
     def __init__(
-        self, paths: Sequence[Path | str], labels: Sequence[int], classes: Sequence[str], max_unreadable: int = 100
+        self, paths: Sequence[Path | str], labels: ArrayLike, classes: Sequence[str], max_unreadable: int = 100
     ) -> None:
         # One array of bytes: 1.3 million paths in 100 MB for all workers; each would copy str objects.
         self.paths = np.asarray([os.fsencode(path) for path in paths])
@@ -60,14 +62,26 @@ class FileImages:
         return [os.fsdecode(path) for path in self.paths[self._unreadable.numpy()]]
 
     def __getitem__(self, index: int) -> tuple[PIL.Image.Image, int]:
-        position = range(len(self))[index]
-        image = self._read(position)
-        return self._replacement(position) if image is None else image, int(self.labels[position])
+        return self._item(range(len(self))[index], read_rgb)
 
-    def _read(self, position: int) -> PIL.Image.Image | None:
-        path = os.fsdecode(self.paths[position])
+    def pixels(self, index: int) -> tuple[NDArray[np.uint8], int]:
+        """The image as an array [H, W, 3], and its label."""
+        return self._item(range(len(self))[index], read_pixels)
+
+    def _item(self, position: int, reader: Callable[[str, bytes | None], _Image]) -> tuple[_Image, int]:
+        image = self._read(position, reader)
+        return self._replacement(position, reader) if image is None else image, int(self.labels[position])
+
+    def _name(self, position: int) -> str:
+        return os.fsdecode(self.paths[position])
+
+    def _content(self, position: int) -> bytes | None:
+        """The bytes of an image that is not a file of its own."""
+        return None
+
+    def _read(self, position: int, reader: Callable[[str, bytes | None], _Image]) -> _Image | None:
         try:
-            return read_rgb(path)
+            return reader(self._name(position), self._content(position))
         except UnreadableImage as error:
             if not self._unreadable[position]:
                 self._unreadable[position] = True
@@ -79,16 +93,14 @@ class FileImages:
                 ) from error
             return None
 
-    def _replacement(self, position: int) -> PIL.Image.Image:
+    def _replacement(self, position: int, reader: Callable[[str, bytes | None], _Image]) -> _Image:
         peers = np.flatnonzero(self.labels == self.labels[position])
         after = np.searchsorted(peers, position, side="right")
         for peer in np.roll(peers, -after)[:-1]:
-            if (image := self._read(int(peer))) is not None:
+            if (image := self._read(int(peer), reader)) is not None:
                 return image
         name = self.classes[self.labels[position]]
-        raise InputError(
-            f"expected a readable image of class {name!r}, found none: {os.fsdecode(self.paths[position])}"
-        )
+        raise InputError(f"expected a readable image of class {name!r}, found none: {self._name(position)}")
 
 
 class ArrayImages:

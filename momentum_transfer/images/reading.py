@@ -6,6 +6,8 @@ RGB, turned as its EXIF says. Grey becomes three equal channels, 16 bits become 
 are laid on white, CMYK is converted as Pillow does (without a colour profile).
 """
 
+import functools
+import io
 import os
 import re
 import stat
@@ -13,8 +15,8 @@ import struct
 import sys
 import warnings
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -60,8 +62,10 @@ def max_pixels() -> int:
 
 
 @contextmanager
-def opened(path: str | Path, formats: tuple[str, ...] = tuple(FORMATS.values())) -> Iterator[PIL.Image.Image]:
-    """Open an image file of one of Pillow's ``formats``, whatever its ending.
+def opened(
+    path: str | Path, formats: tuple[str, ...] = tuple(FORMATS.values()), content: bytes | None = None
+) -> Iterator[PIL.Image.Image]:
+    """Open an image file of one of Pillow's ``formats``, whatever its ending; or its ``content``, read elsewhere.
 
     Raises UnreadableImage if it is missing, damaged, of another format or has too many pixels; also for what Pillow
     raises in the block.
@@ -73,9 +77,9 @@ def opened(path: str | Path, formats: tuple[str, ...] = tuple(FORMATS.values()))
                 PIL.Image.MAX_IMAGE_PIXELS = most  # Pillow refuses twice this number whatever is set here
             warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # the limit is checked below
             warnings.simplefilter("ignore", UserWarning)  # damaged EXIF data need not mean damaged pixels
-            if not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe or a device: reading it may never end
+            if content is None and not stat.S_ISREG(os.stat(path).st_mode):  # a pipe or a device may never end
                 raise ValueError("it is no regular file")
-            with PIL.Image.open(path, formats=formats) as image:
+            with PIL.Image.open(path if content is None else io.BytesIO(content), formats=formats) as image:
                 if image.width * image.height > most:
                     raise _too_large(path, most, f"{image.width} × {image.height}")
                 yield image
@@ -95,11 +99,31 @@ def _too_large(path: str | Path, most: int, found: str) -> UnreadableImage:
     )
 
 
-def read_rgb(path: str | Path) -> PIL.Image.Image:
-    """An image file as Pillow's 8-bit RGB, upright; `UnreadableImage`."""
-    with opened(path) as image:
+def read_rgb(path: str | Path, content: bytes | None = None) -> PIL.Image.Image:
+    """An image file, or its ``content``, as Pillow's 8-bit RGB, upright; `UnreadableImage`."""
+    with opened(path, content=content) as image:
         image.load()
         return as_rgb(image, path)
+
+
+def read_pixels(path: str | Path, content: bytes | None = None) -> np.ndarray:
+    """The same as an array [H, W, 3]; simplejpeg, where it is installed, decodes upright JPEGs to the same bits."""
+    with opened(path, content=content) as image:
+        decode = _jpeg_decoder()
+        if decode and image.format == "JPEG" and image.mode == "RGB" and _orientation(image) == 1:
+            with suppress(ValueError):  # damaged: Pillow repairs it or says how
+                return decode(Path(path).read_bytes() if content is None else content)
+        image.load()
+        return np.array(as_rgb(image, path))
+
+
+@functools.cache
+def _jpeg_decoder() -> Callable[[bytes], np.ndarray] | None:
+    try:
+        from simplejpeg import decode_jpeg
+    except ImportError:
+        return None
+    return decode_jpeg
 
 
 def stored_values(path: str | Path) -> np.ndarray:

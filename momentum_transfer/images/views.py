@@ -1,7 +1,8 @@
-"""Two random views of an image, by recipe, one image at a time on the CPU (torchvision v2 on PIL images).
+"""Two random views of an image, by recipe, one image at a time on the CPU.
 
-`images.augmentations` defines the recipes; `images.device_views` does the same to a whole batch on an accelerator. The
-recipe `digits` renders the digit anew for each view.
+`images.augmentations` defines the recipes. The backend pillow (torchvision v2 on PIL images) is what the papers used;
+`images.opencv_views` draws the same numbers and is faster; `images.device_views` does the same to a whole batch on an
+accelerator. The recipe `digits` renders the digit anew for each view.
 """
 
 import hashlib
@@ -23,6 +24,7 @@ from momentum_transfer.images.augmentations import RECIPES, Augmentation, Pair, 
 from momentum_transfer.images.datasets import SMALL_SQUARES
 from momentum_transfer.images.digits import DigitImages, digit_variant, render_digits
 from momentum_transfer.images.labelled_images import LabelledImages
+from momentum_transfer.images.opencv_views import OpenCvView, PixelArrays
 from momentum_transfer.images.subsets import Selected
 
 # ImageNet's statistics, for every dataset: detectors normalise with them, so a backbone transfers as it is.
@@ -94,9 +96,7 @@ class ImageViews:
     """Two augmented crops of a PIL image."""
 
     def __init__(self, augmentations: Pair, image_size: int, mean: Sequence[float], std: Sequence[float]) -> None:
-        first, second = augmentations
-        self.first = _pil_transform(first, image_size, mean, std)
-        self.second = _pil_transform(second, image_size, mean, std)
+        self.first, self.second = (_pil_transform(each, image_size, mean, std) for each in augmentations)
 
     def source(self, dataset: LabelledImages) -> LabelledImages:
         return dataset
@@ -110,6 +110,22 @@ class ImageViews:
             _seeded(seed)
             views.append(self(sample))
         return views
+
+
+class OpenCvImageViews(ImageViews):
+    """The same by OpenCV."""
+
+    def __init__(self, augmentations: Pair, image_size: int, mean: Sequence[float], std: Sequence[float]) -> None:
+        self.views = [OpenCvView(each, image_size) for each in augmentations]
+        self.normalise = Normalise(mean, std)
+
+    def source(self, dataset: LabelledImages) -> Any:
+        return PixelArrays(dataset)
+
+    def __call__(self, sample: Any) -> tuple[Tensor, Tensor]:
+        pixels = sample if isinstance(sample, np.ndarray) else np.array(sample)
+        first, second = (torch.from_numpy(self.normalise.planes(view(pixels))) for view in self.views)
+        return first, second
 
 
 class DigitViews:
@@ -172,18 +188,20 @@ def build_views(
     crop_scale: tuple[float, float] | None = None,
     mean: Sequence[float] = MEAN,
     std: Sequence[float] = STD,
+    backend: str = "pillow",
 ) -> TwoViews:
     """Build a recipe: a callable from a sample to two views, float [3, image_size, image_size].
 
     It is "byol" (asymmetric), "rcf" (symmetric), "mocov2", "eman_byol" or "digits", whose looks are ``variant`` (see
     `momentum_transfer.images.digits.VARIANTS`). ``remove`` and ``crop_scale``: see `recipe_augmentations` (not for
-    digits). ``mean`` and ``std`` normalise values in 0..1.
+    digits). ``mean`` and ``std`` normalise values in 0..1. ``backend``: "pillow" or "opencv" (not for digits).
     """
     if recipe == "digits":
         if remove or crop_scale is not None:
             raise InputError("expected no removals and no crop scale for view recipe 'digits', which renders anew")
         return DigitViews(variant, image_size, mean, std)
-    return ImageViews(recipe_augmentations(recipe, remove, crop_scale), image_size, mean, std)
+    views = OpenCvImageViews if backend == "opencv" else ImageViews
+    return views(recipe_augmentations(recipe, remove, crop_scale), image_size, mean, std)
 
 
 def eval_transform(
@@ -223,11 +241,19 @@ class TwoViewDataset:
     """
 
     def __init__(self, dataset: LabelledImages, views: TwoViews, seed: int) -> None:
-        self.dataset = dataset
         self.views = views
         self.seed = seed
-        self._source = views.source(dataset)
+        self.dataset = dataset
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    @property
+    def dataset(self) -> LabelledImages:
+        """The images; another set of the same ones may replace it."""
+        return self._dataset
+
+    @dataset.setter
+    def dataset(self, dataset: LabelledImages) -> None:
+        self._dataset, self._source = dataset, self.views.source(dataset)
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch.fill_(epoch)

@@ -85,6 +85,13 @@ def test_digits_drawn_together_are_those_drawn_alone(variant: str) -> None:
         assert (label, index) == alone[2:]
 
 
+def test_images_that_replace_others_are_read(photographs: ArrayImages):
+    views = TwoViewDataset(photographs, build_views("byol", 16), seed=0)
+    before = views[3][0]
+    views.dataset = ArrayImages(255 - photographs.images, photographs.labels, photographs.classes)
+    assert not torch.equal(views[3][0], before)
+
+
 def test_views_of_a_named_epoch_are_those_of_that_epoch():
     views = TwoViewDataset(DigitImages("val"), build_views("digits", 16), seed=0)
     ahead = views.at(4, 3)[0]

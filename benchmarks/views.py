@@ -1,0 +1,201 @@
+"""Milliseconds a photograph's views take beside albumentations and torchvision, and OpenCV's pixels beside Pillow's.
+
+python benchmarks/views.py [--images N] [--passes N] [--size 224]
+
+JPEG files of quality 90, scikit-learn's two photographs cut to 484 x 404 at random places; from the file to normalised
+tensors, one thread, CPU milliseconds a photograph: the best of some passes in which all ways take turns. albumentations
+(``pip install albumentationsx``) resizes with ``area``, which antialiases, or ``linear``, which does not; its other
+operations are those nearest to the recipe's. torchvision works on tensors of bytes from its own decoder.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import numpy as np
+import PIL.Image
+import PIL.ImageFilter
+import torch
+import torchvision
+from sklearn.datasets import load_sample_images
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.log import say, table
+from momentum_transfer.images import opencv_views
+from momentum_transfer.images.augmentations import RECIPES, Augmentation
+from momentum_transfer.images.datasets import FileImages
+from momentum_transfer.images.views import MEAN, STD, build_views
+from momentum_transfer.lowshot.augment import WeakAndStrong, weak_view
+
+View = Callable[[Path], object]
+
+
+def photographs(folder: Path, number: int) -> FileImages:
+    """JPEG files of 484 x 404 px."""
+    rng = np.random.default_rng(0)
+    paths = []
+    for k in range(number):
+        pixels = load_sample_images().images[k % 2]
+        top, left = rng.integers(0, pixels.shape[0] - 404 + 1), rng.integers(0, pixels.shape[1] - 484 + 1)
+        paths.append(folder / f"{k}.jpg")
+        PIL.Image.fromarray(pixels[top : top + 404, left : left + 484]).save(paths[-1], quality=90)
+    return FileImages(paths, [0] * number, ["photograph"])
+
+
+def by_torchvision(pair: tuple[Augmentation, ...], size: int) -> View:
+    """v2 on tensors of bytes."""
+    views = []
+    for aug in pair:
+        steps: list[Any] = [v2.RandomResizedCrop(size, scale=aug.crop_scale), v2.RandomHorizontalFlip(aug.flip)]
+        steps += [v2.RandomApply([v2.ColorJitter(*aug.jitter)], aug.jitter_p), v2.RandomGrayscale(aug.grayscale)]
+        if aug.blur:
+            kernel = size // 20 * 2 + 1  # SimCLR's tenth of the side
+            steps.append(v2.RandomApply([v2.GaussianBlur(kernel, aug.blur_sigma)], aug.blur))
+        if aug.solarize:
+            steps.append(v2.RandomSolarize(aug.solarize_threshold, aug.solarize))
+        views.append(v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]))
+
+    def view(path: Path) -> object:
+        image = torchvision.io.decode_jpeg(torchvision.io.read_file(str(path)))
+        return [each(image) for each in views]
+
+    return view
+
+
+def by_albumentations(pair: tuple[Augmentation, ...], size: int, area: bool) -> View:
+    """OpenCV's decoder and albumentations."""
+    import albumentations as A
+    import cv2
+
+    cv2.setNumThreads(1)
+    views = []
+    for aug in pair:
+        crop = A.RandomResizedCrop((size, size), aug.crop_scale, area_for_downscale="image" if area else None)
+        *near, hue = aug.jitter
+        ranges = {f"{name}_range": (1 - x, 1 + x) for name, x in zip(_JITTER, near, strict=True)}
+        steps = [crop, A.HorizontalFlip(p=aug.flip), A.ColorJitter(**ranges, hue_range=(-hue, hue), p=aug.jitter_p)]
+        steps += [A.ToGray(p=aug.grayscale), A.GaussianBlur(sigma_range=aug.blur_sigma, p=aug.blur)]
+        steps += [A.Solarize(threshold_range=(0.5, 0.5), p=aug.solarize), A.Normalize(MEAN, STD), A.ToTensorV2()]
+        views.append(A.Compose(steps))
+
+    def view(path: Path) -> object:
+        image = cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), cv2.IMREAD_COLOR_RGB)
+        return [each(image=image)["image"] for each in views]
+
+    return view
+
+
+_JITTER = ("brightness", "contrast", "saturation")
+
+
+def ways(recipe: str, size: int, data: FileImages) -> dict[str, View]:
+    """Name of each way -> function of a path."""
+    if recipe in RECIPES:
+        ours: dict[str, Callable[[Any], object]] = {
+            backend: build_views(recipe, size, backend=backend) for backend in ("pillow", "opencv")
+        }
+        pair = RECIPES[recipe]
+    else:
+        make: Any = weak_view if recipe == "fine-tuning" else WeakAndStrong
+        ours = {backend: make("imagefolder", size, backend=backend) for backend in ("pillow", "opencv")}
+        pair = (Augmentation(jitter_p=0, grayscale=0),)  # type: ignore[assignment]
+    position = {str(Path(path.decode())): index for index, path in enumerate(data.paths)}
+    sources = {name: getattr(view, "source", lambda images: images)(data) for name, view in ours.items()}
+    found: dict[str, View] = {
+        f"ours, {name}": lambda path, view=view, source=sources[name]: view(source[position[str(path)]][0])
+        for name, view in ours.items()
+    }
+    if recipe != "FixMatch":
+        found["torchvision v2"] = by_torchvision(pair, size)
+        try:
+            found["albumentations, area"] = by_albumentations(pair, size, area=True)
+            found["albumentations, linear"] = by_albumentations(pair, size, area=False)
+        except ImportError:
+            pass
+    return found
+
+
+def milliseconds(found: dict[str, View], paths: list[Path], passes: int) -> dict[str, float]:
+    """CPU milliseconds a photograph; all ways take turns."""
+    best = dict.fromkeys(found, float("inf"))
+    for _ in range(passes + 1):
+        for name, view in found.items():
+            begun = time.process_time()
+            for path in paths:
+                view(path)
+            best[name] = min(best[name], (time.process_time() - begun) / len(paths) * 1e3)
+    return best
+
+
+def _cases() -> Iterator[tuple[str, Callable[[np.ndarray], np.ndarray], Callable[[Any], Any]]]:
+    """Name, ours and Pillow's form of every operation at both ends of its range."""
+    here, blur = opencv_views, PIL.ImageFilter.GaussianBlur
+    yield "luminance", here.grey, lambda image: image.convert("L")
+    yield "solarize", lambda x: here.solarized(x, 128), lambda image: F.solarize(image, 128)
+    for f in (0.6, 1.4):
+        yield f"brightness {f}", lambda x, f=f: here.blended(x, 0, f), lambda i, f=f: F.adjust_brightness(i, f)
+        yield f"contrast {f}", lambda x, f=f: here.contrasted(x, f), lambda i, f=f: F.adjust_contrast(i, f)
+        yield f"saturation {f}", lambda x, f=f: here.saturated(x, f), lambda i, f=f: F.adjust_saturation(i, f)
+    for f in (-0.1, 0.03, 0.1):
+        yield f"hue {f}", lambda x, f=f: here.turned_hue(x, f), lambda i, f=f: F.adjust_hue(i, f)
+    for f in (0.3, 0.5, 1.0, 1.5, 2.0):
+        yield f"blur {f}", lambda x, f=f: here.blurred(x, f), lambda i, f=f: i.filter(blur(f))
+
+
+def tolerance_rows(images: list[PIL.Image.Image], size: int) -> list[list[str]]:
+    """Mean, largest and signed difference of every operation and recipe from Pillow's, in levels of 255."""
+    small = [image.resize((size, size), PIL.Image.Resampling.BILINEAR) for image in images]
+    pairs = {
+        name: [(ours(np.asarray(image)), np.asarray(pillows(image))) for image in small]
+        for name, ours, pillows in _cases()
+    }
+    for recipe in RECIPES:
+        views = [build_views(recipe, size, mean=(0,) * 3, std=(1 / 255,) * 3, backend=b) for b in ("opencv", "pillow")]
+        pairs[f"{recipe}, a whole view"] = made = []
+        for seed, image in enumerate(images * 4):
+            both = []
+            for each in views:
+                torch.manual_seed(seed)
+                both.append(each(image))  # type: ignore[arg-type]
+            made += [(one.numpy(), other.numpy()) for one, other in zip(*both, strict=True)]
+    rows = []
+    for name, compared in pairs.items():
+        differences = [np.subtract(one, other, dtype=float) for one, other in compared]
+        means = [np.abs(each).mean() for each in differences]
+        bias = np.mean([each.mean() for each in differences])
+        rows.append([name, f"{np.mean(means):.2f}", f"{max(means):.2f}", f"{bias:+.2f}"])
+    return rows
+
+
+def main(args: argparse.Namespace) -> None:
+    """Print the tables."""
+    torch.set_num_threads(1)
+    say(f"PyTorch {torch.__version__}, torchvision {torchvision.__version__}, Pillow {PIL.__version__}, "
+        f"OpenCV {opencv_views.opencv().__version__}, one thread")  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        data = photographs(Path(folder), args.images)
+        paths = [Path(path.decode()) for path in data.paths]
+        rows = []
+        for recipe in [*RECIPES, "fine-tuning", "FixMatch"]:
+            times = milliseconds(ways(recipe, args.size, data), paths, args.passes)
+            rows += [[recipe, name, f"{time:.2f}"] for name, time in times.items()]
+        table("CPU ms a photograph, file to tensors", ["views", "way", "ms"], rows)
+        images = [data[index][0] for index in range(min(len(data), 12))]
+    columns = ["operation", "mean", "largest mean of an image", "bias"]
+    table("OpenCV's minus Pillow's, levels of 255", columns, tolerance_rows(images, args.size))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=32, help="photographs in a pass")
+    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--size", type=int, default=224)
+    sys.exit(run_tool(parser, main))
