@@ -1,9 +1,9 @@
-"""Milliseconds a photograph's views take beside albumentations and torchvision, and OpenCV's pixels beside Pillow's.
+"""Milliseconds a photo's views take beside albumentations and torchvision, and OpenCV's pixels beside Pillow's.
 
 python benchmarks/views.py [--images N] [--passes N] [--size 224]
 
-JPEG files of quality 90, scikit-learn's two photographs cut to 484 x 404 at random places; from the file to normalised
-tensors, one thread, CPU milliseconds a photograph: the best of some passes in which all ways take turns. albumentations
+JPEG files of quality 90, scikit-learn's two photos cut to 484 x 404 at random places; from the file to normalised
+tensors, one thread, CPU milliseconds a photo: the best of some passes in which all ways take turns. albumentations
 (``pip install albumentationsx``) resizes with ``area``, which antialiases, or ``linear``, which does not; its other
 operations are those nearest to the recipe's. torchvision works on tensors of bytes from its own decoder.
 """
@@ -38,7 +38,7 @@ from momentum_transfer.lowshot.augment import WeakAndStrong, weak_view
 View = Callable[[Path], object]
 
 
-def photographs(folder: Path, number: int) -> FileImages:
+def photos(folder: Path, number: int) -> FileImages:
     """JPEG files of 484 x 404 px."""
     rng = np.random.default_rng(0)
     paths = []
@@ -47,7 +47,7 @@ def photographs(folder: Path, number: int) -> FileImages:
         top, left = rng.integers(0, pixels.shape[0] - 404 + 1), rng.integers(0, pixels.shape[1] - 484 + 1)
         paths.append(folder / f"{k}.jpg")
         PIL.Image.fromarray(pixels[top : top + 404, left : left + 484]).save(paths[-1], quality=90)
-    return FileImages(paths, [0] * number, ["photograph"])
+    return FileImages(paths, [0] * number, ["photo"])
 
 
 def by_torchvision(pair: tuple[Augmentation, ...], size: int) -> View:
@@ -124,7 +124,7 @@ def ways(recipe: str, size: int, data: FileImages) -> dict[str, View]:
 
 
 def milliseconds(found: dict[str, View], paths: list[Path], passes: int) -> dict[str, float]:
-    """CPU milliseconds a photograph; all ways take turns."""
+    """CPU milliseconds a photo; all ways take turns."""
     best = dict.fromkeys(found, float("inf"))
     for _ in range(passes + 1):
         for name, view in found.items():
@@ -181,13 +181,13 @@ def main(args: argparse.Namespace) -> None:
     say(f"PyTorch {torch.__version__}, torchvision {torchvision.__version__}, Pillow {PIL.__version__}, "
         f"OpenCV {opencv_views.opencv().__version__}, one thread")  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        data = photographs(Path(folder), args.images)
+        data = photos(Path(folder), args.images)
         paths = [Path(path.decode()) for path in data.paths]
         rows = []
         for recipe in [*RECIPES, "fine-tuning", "FixMatch"]:
             times = milliseconds(ways(recipe, args.size, data), paths, args.passes)
             rows += [[recipe, name, f"{time:.2f}"] for name, time in times.items()]
-        table("CPU ms a photograph, file to tensors", ["views", "way", "ms"], rows)
+        table("CPU ms a photo, file to tensors", ["views", "way", "ms"], rows)
         images = [data[index][0] for index in range(min(len(data), 12))]
     columns = ["operation", "mean", "largest mean of an image", "bias"]
     table("OpenCV's minus Pillow's, levels of 255", columns, tolerance_rows(images, args.size))
@@ -195,7 +195,7 @@ def main(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=32, help="photographs in a pass")
+    parser.add_argument("--images", type=int, default=32, help="photos in a pass")
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--size", type=int, default=224)
     sys.exit(run_tool(parser, main))

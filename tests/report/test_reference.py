@@ -76,8 +76,8 @@ SPOTS = [
     ("eman", 8, ("BN", "EMAN"), "FixMatch", "", 69.2),
     ("fsdet", 0, ("TFA w/ cos", "10 shots"), "nAP", "", 10.0),
     ("fsdet", 0, ("TFA w/ cos", "30 shots"), "nAP", "", 13.7),
-    ("fsdet_voc", 0, ("TFA w/ cos", "1 shot", "split 1", "one draw"), "nAP50", "", 39.8),
-    ("fsdet_voc", 0, ("TFA w/ cos", "10 shots", "split 3", "30 draws"), "AP", "", 45.0),
+    ("fsdet_voc", 0, ("TFA w/ cos", "1 shot", "split 1", "one sample"), "nAP50", "", 39.8),
+    ("fsdet_voc", 0, ("TFA w/ cos", "10 shots", "split 3", "30 samples"), "AP", "", 45.0),
 ]
 
 #: (paper, table) to (how many numbers, their sum), added up from the papers' own text, in which every printed row
