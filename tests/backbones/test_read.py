@@ -186,6 +186,15 @@ def test_winner_and_runner_up_are_printed(tmp_path, capsys):
     assert "runner-up torchvision (60 backbone tensors" in out
 
 
+def test_of_a_detector_of_detectron2s_zoo_the_input_that_it_wants_is_warned_of(tmp_path, capsys):
+    sample = family_writers.finished_detector()
+    load_backbone(write(sample, tmp_path))
+    assert "warning" not in capsys.readouterr().err
+    sample.tree["__author__"] = "Detectron2 Model Zoo"
+    load_backbone(write(sample, tmp_path))
+    assert "take BGR images of a standard deviation of 1" in capsys.readouterr().err
+
+
 def test_network_is_said_aloud(tmp_path, capsys):
     path = write(family_writers.momentum2(), tmp_path)
     load_backbone(path)
