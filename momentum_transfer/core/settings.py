@@ -261,6 +261,8 @@ def _coerce(key: str, value: Any, default: Any, where: str) -> Any:
         return str(value)  # a name such as "10" on the command line
     if isinstance(default, (list, tuple)) and isinstance(value, (list, tuple)):
         return type(default)(value)
+    if isinstance(default, bool) and value in ("true", "false"):
+        return value == "true"  # as YAML spells it, on the command line
     if type(value) is type(default):
         return value
     raise InputError(

@@ -47,6 +47,8 @@ def pack(study: Study, scores: Scores, output: Path, target: Path) -> int:
     files = _resampled(study, scores)
     lines = [{key: value for key, value in record.items() if key not in ("file", "settings")} for record in used]
     for line in lines:
+        if "command" in line:  # without folders of this machine
+            line["command"] = line["command"].replace(str(output.absolute()), f"outputs/{output.name}")
         if isinstance(line.get("items"), dict):
             line["items"] = {key: value for key, value in line["items"].items() if key != "folder"}
         if _items_of(line) not in files:

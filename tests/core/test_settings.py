@@ -26,6 +26,11 @@ def test_file_values_replace_defaults_and_overrides_replace_both(defaults, tmp_p
     assert defaults.SOLVER.MAX_ITER == 100
 
 
+@pytest.mark.parametrize(("text", "value"), [("True", True), ("true", True), ("False", False), ("false", False)])
+def test_a_switch_on_the_command_line_is_spelled_as_in_python_or_in_yaml(defaults, text, value):
+    assert load_config(defaults, None, ["AMP", text]).AMP is value
+
+
 def test_base_is_read_relative_to_the_file(defaults, tmp_path):
     (tmp_path / "base.yaml").write_text("NAME: moco\nSOLVER: {MAX_ITER: 5}\n")
     (tmp_path / "sub").mkdir()

@@ -1,6 +1,7 @@
 """Records of a study that ship: packed from a run, the same table from them, and cells run again and compared."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -148,6 +149,9 @@ def test_a_page_without_a_row_of_its_study_is_noticed(suite, tmp_path):
 def test_the_claims_page_has_every_row_of_the_records_that_ship(archive, tmp_path):
     study_records.unpack(archive, tmp_path)
     ran(Path(archive.name.removesuffix(".tar.xz")), "--table", "--output", tmp_path)
+    lines = (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    commands = [json.loads(line)["command"] for line in lines]
+    assert commands and not [command for command in commands if re.search(r"[\s='\"]/", command)]  # of one machine
     page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
     assert missing_rows((tmp_path / "study.md").read_text(encoding="utf-8"), page) == []
 
