@@ -102,9 +102,9 @@ def load_backbone(
         say(note)
     if isinstance(tree, Mapping) and tree.get("__author__") == _ZOO:
         warn(
-            f"{file.name}: most ResNets of Detectron2's model zoo take BGR images of a standard deviation of 1 and have "
-            "the stride in the first 1x1 convolution; as frozen features they are taken for RGB networks with the stride "
-            "in the 3x3, and score lower than they could. Detectors: INPUT.FORMAT BGR, MODEL.RESNETS.STRIDE_IN_1X1 True"
+            f"{file.name}: most ResNets of Detectron2's model zoo take BGR images of a standard deviation of 1 and "
+            "have the stride in the first 1x1 convolution; as frozen features they are taken for RGB networks with the "
+            "stride in the 3x3, and score too low. Detectors: INPUT.FORMAT BGR, MODEL.RESNETS.STRIDE_IN_1X1 True"
         )
     if network is not None and reading.network != network:
         held = "one network and does not say which" if reading.network == ONLY else f"the {reading.network} only"
