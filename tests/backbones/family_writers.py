@@ -371,6 +371,15 @@ def finished_detector() -> Sample:
     return Sample({"model": model}, {"backbone": only}, "detector", "backbone", ".pth", dropped)
 
 
+def torchvision_detector() -> Sample:
+    only = network()
+    model = {f"backbone.body.{name}": tensor for name, tensor in only.state_dict().items()}
+    model["backbone.fpn.layer_blocks.0.0.weight"] = torch.ones(2, 2, 3, 3)
+    model["roi_heads.box_predictor.cls_score.weight"] = torch.ones(3, 8)
+    dropped = ("backbone.fpn", "roi_heads.box_predictor")
+    return Sample(model, {"backbone": only}, "torchvision-detector", "backbone", ".pth", dropped)
+
+
 WRITERS: tuple[Callable[[], Sample], ...] = (
     momentum2, rcf_byol, rcf_moco, rcf_supervised, moco_v1, moco_v2, eman_moco, eman_byol, eman_fixmatch, moco_v3,
     simsiam, swav, deepcluster_v2, barlow_twins, vicreg, exported_flat, dino, dino_flat, dino_bare,
@@ -378,4 +387,5 @@ WRITERS: tuple[Callable[[], Sample], ...] = (
     torchvision_averaged, timm_safetensors, solo_learn, solo_learn_old, lightly_named, lightly_numbered,
     lightly_numbered_with_classifier, mmselfsup_moco, mmselfsup_byol, mmselfsup_without_alias,
     mmselfsup_byol_without_alias, densecl, ours, detectron2_pkl, finished_detector,
+    torchvision_detector,
 )  # fmt: skip

@@ -233,7 +233,7 @@ def test_precise_bn_leaves_a_network_without_batch_norm_as_it_is(caplog):
     backbone = build_backbone(parse_architecture(CONVNEXT))
     with caplog.at_level(logging.INFO):
         _recompute_statistics(backbone, iter([]), 3)
-    assert "no batch normalisation: no statistics" in caplog.text
+    assert "no batch normalisation whose statistics are trained" in caplog.text
     assert not backbone.training
 
 

@@ -178,7 +178,7 @@ def test_a_warm_up_of_more_than_a_tenth_of_the_run_is_said(steps, epochs, fracti
         ("NORM.TEACHER", TEACHER_NORMS),
         ("NORM.ALPHA_SCHEDULE", MOMENTUM_SCHEDULES),
         ("NORM.POLICY", POLICIES),
-        ("DATA.NAME", DATASETS),
+        ("DATA.NAME", (DATASETS[0], "images", *DATASETS[1:])),
         ("DATA.VARIANT", VARIANTS),
         ("DATA.VIEWS", (*RECIPES, "digits")),
         ("SOLVER.OPTIMIZER", OPTIMIZERS),

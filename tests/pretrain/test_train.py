@@ -19,6 +19,8 @@ from momentum_transfer.core.checkpoints import CheckpointFolder, load
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.datasets import build_dataset
+from momentum_transfer.pretrain.monitor import shuffled_subset
+from momentum_transfer.pretrain.pipeline import evaluation_images
 from momentum_transfer.pretrain.train import train
 from tests.process_group import outcome_in_own_group, signal_own_group
 
@@ -150,7 +152,7 @@ def test_random_baseline_has_the_initial_weights_and_the_images_statistics(tiny_
     assert torch.equal(tensors["conv1.weight"], fresh.conv1.weight)
     assert not torch.equal(tensors["bn1.running_var"], fresh.bn1.running_var)
     run = run_module.prepare(cfg, torch.device("cpu"), CheckpointFolder(tmp_path))
-    images = train_module.shuffled_subset(train_module.evaluation_images(cfg, run.images), 16, cfg.SEED)
+    images = shuffled_subset(evaluation_images(cfg, run.images), 16, cfg.SEED)
     maps = fresh.conv1(torch.stack([images[i][0] for i in range(16)]))
     torch.testing.assert_close(tensors["bn1.running_mean"], maps.mean((0, 2, 3)), rtol=1e-3, atol=1e-4)
 
