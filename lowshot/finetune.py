@@ -43,11 +43,11 @@ def evaluate_finetune(
         found = []
         for rate in preset.learning_rates:
             search = replace(setup, rows=fitted, folder=setup.folder / f"search_{rate:g}")
-            model = _train(data, build, fraction, preset, rate, search, part)
+            model = _train(data, build, fraction, preset, rate, search, part=part)
             on_held, _ = accuracy(model, data.held_out(held, setup.batch_size), setup.device)
             found.append(float(on_held["top1"]))
         best = preset.learning_rates[int(np.argmax(found))]
-    model = _train(data, build, fraction, preset, best, replace(setup, folder=setup.folder / "final"), part)
+    model = _train(data, build, fraction, preset, best, replace(setup, folder=setup.folder / "final"), part=part)
     on_test, hits = accuracy(model, data.testing(setup.batch_size), setup.device)
     trained = sum(p.numel() for p in model.backbone.parameters() if p.requires_grad)
     return Result(float(on_test["top1"]), float(on_test["top5"]), best, hits, trained)
@@ -55,7 +55,7 @@ def evaluate_finetune(
 
 def _train(
     data: LabelledData, build: Callable[[], Backbone], fraction: float, preset: FinetunePreset, rate: float,
-    setup: Setup, part: str,
+    setup: Setup, *, part: str,
 ) -> Classifier:  # fmt: skip
     model = Classifier(build(), data.num_classes, setup.seed).to(setup.device)
     model.requires_grad_(True)
