@@ -213,16 +213,16 @@ def test_the_part_that_is_trained_moves_alone_and_a_killed_run_goes_on_bit_for_b
     part, trained, tmp_path, monkeypatch
 ):
     preset = FinetunePreset((2, 2), (0.05,), (0.05, 0.05), batch_size=8)
-    whole = finetune._train(DATA, build, 0.1, preset, 0.05, setup(tmp_path / "whole"), part)
+    whole = finetune._train(DATA, build, 0.1, preset, 0.05, setup(tmp_path / "whole"), part=part)
     given = build().state_dict()
     moved = {name for name, value in whole.backbone.state_dict().items() if not torch.equal(value, given[name])}
     assert moved == {name for name in given if trained(name)}
     _stopped_at(3, monkeypatch)
     with pytest.raises(Stopped):
-        finetune._train(DATA, build, 0.1, preset, 0.05, setup(tmp_path / "parts"), part)
+        finetune._train(DATA, build, 0.1, preset, 0.05, setup(tmp_path / "parts"), part=part)
     monkeypatch.undo()
     (file,) = (tmp_path / "parts").glob("step_*.pt")
     held = load(file)["modules"]["model"]
     assert {name for name in held if name.startswith("backbone.")} == {f"backbone.{name}" for name in moved}
-    parts = finetune._train(DATA, build, 0.1, preset, 0.05, setup(tmp_path / "parts"), part)
+    parts = finetune._train(DATA, build, 0.1, preset, 0.05, setup(tmp_path / "parts"), part=part)
     assert all(torch.equal(value, parts.state_dict()[name]) for name, value in whole.state_dict().items())
