@@ -57,6 +57,7 @@ SHAPES = {
     ("fsdet", 0): (10, 12),
     ("fsdet_voc", 0): (33, 14),
     ("unbiased_teacher", 1): (3, 6),
+    ("soft_teacher", 0): (3, 4),
 }
 
 #: Numbers that the prose of the papers repeats: (paper, table, labels of the row, column, group, value).
@@ -112,6 +113,7 @@ SUMS = {
     ("rcf", 8): (30, 1839.3),
     ("fsdet", 0): (84, 2340.8),
     ("fsdet_voc", 0): (279, 13230.1),
+    ("soft_teacher", 0): (9, 232.72),
     ("unbiased_teacher", 1): (7, 170.0),  # not from the paper's text: see its notes
 }
 
