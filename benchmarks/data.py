@@ -1,6 +1,7 @@
 """Images per second of the input pipeline alone: each view recipe in worker processes, its parts, and its batched form.
 
 python benchmarks/data.py [--images N] [--workers 0 1 2] [--size 224]
+python benchmarks/data.py --detector     (instead: a detector's reader beside Detectron2's, CPU ms an image, one thread)
 
 Images are generated, not downloaded: 500x375 JPEG of quality 90, with detail at every scale. An image counts
 once, however many views are made of it. Every figure is the best of three passes after a warm-up, in one run.
@@ -8,7 +9,10 @@ once, however many views are made of it. Every figure is the best of three passe
 
 import argparse
 import functools
+import importlib.util
 import itertools
+import os
+import statistics
 import sys
 import tempfile
 import time
@@ -28,7 +32,9 @@ from momentum_transfer.core.log import say, table
 from momentum_transfer.images.augmentations import RECIPES
 from momentum_transfer.images.datasets import FileImages, LabelledImages, build_dataset
 from momentum_transfer.images.device_views import CanvasDataset, build_device_views
+from momentum_transfer.images.reading import read_pixels, read_rgb
 from momentum_transfer.images.views import TwoViewDataset, build_views
+from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, Annotation, Mapper
 
 PASSES = 3
 BATCH = 32
@@ -140,9 +146,74 @@ def device_rows(data: FileImages, size: int) -> list[list[str]]:
     return rows
 
 
+def with_polygons(files: FileImages, objects: int = 7) -> list[AnnotatedImage]:
+    """The images with as many objects as COCO's have, each a polygon of 24 corners."""
+    rng, images = np.random.default_rng(1), []
+    angles = np.linspace(0, 2 * np.pi, 24, endpoint=False)
+    for number, path in enumerate(map(Path, map(os.fsdecode, files.paths))):
+        found = []
+        for _ in range(objects):
+            x, y, radius = rng.uniform(90, 410), rng.uniform(90, 285), rng.uniform(10, 90)
+            corners = np.stack([x + radius * np.cos(angles), y + radius * np.sin(angles)], 1).round(1)
+            low, high = corners.min(0), corners.max(0)
+            found.append(Annotation((*low, *high), 0, [corners.reshape(-1).tolist()], False))
+        images.append(AnnotatedImage(path, number, 375, 500, tuple(found)))
+    return images
+
+
+def detectron2_mapper() -> Callable[[AnnotatedImage], Any]:
+    """Detectron2's training mapper for the same form of image."""
+    from detectron2.data import DatasetMapper
+    from detectron2.data import transforms as T
+    from detectron2.structures import BoxMode
+
+    mapper = DatasetMapper(
+        is_train=True,
+        augmentations=[T.ResizeShortestEdge([800], 1333, "choice"), T.RandomFlip()],
+        image_format="BGR",
+        use_instance_mask=True,
+    )
+
+    def read(entry: AnnotatedImage) -> Any:
+        annotations = [
+            {"bbox": list(each.box), "bbox_mode": BoxMode.XYXY_ABS, "category_id": each.category,
+             "segmentation": each.segmentation, "iscrowd": 0}
+            for each in entry.annotations
+        ]  # fmt: skip
+        return mapper({"file_name": str(entry.file), "height": entry.height, "width": entry.width,
+                       "image_id": entry.image_id, "annotations": annotations})  # fmt: skip
+
+    return read
+
+
+def detector_rows(images: list[AnnotatedImage]) -> list[list[str]]:
+    """Rows (what, CPU ms an image: median of five passes that take turns, ratio to our reader)."""
+    mapper, random = Mapper([800], 1333, bgr=True, mask_format="polygon", flip=True), np.random.default_rng(0)
+    ways: dict[str, Callable[[AnnotatedImage], Any]] = {"our reader": lambda entry: mapper.train(entry, random)}
+    if importlib.util.find_spec("detectron2"):
+        ways["Detectron2's"] = detectron2_mapper()
+    ways["of ours, decoding by simplejpeg"] = lambda entry: read_pixels(entry.file)
+    ways["decoding by Pillow"] = lambda entry: np.asarray(read_rgb(entry.file))
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for attempt in range(6):
+        for name, read in ways.items():
+            begun = time.process_time()
+            for entry in images:
+                read(entry)
+            if attempt:
+                seconds[name].append((time.process_time() - begun) / len(images))
+    middle = {name: statistics.median(found) for name, found in seconds.items()}
+    return [[name, f"{1e3 * found:.2f}", f"{found / middle['our reader']:.2f}"] for name, found in middle.items()]
+
+
 def main(args: argparse.Namespace) -> None:
     """Print the tables."""
     torch.set_num_threads(1)  # as in a worker
+    if args.detector:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = detector_rows(with_polygons(write_images(Path(folder), args.images)))
+        table("Images of 500x375 px to 1066x800, seven polygons each", ["", "CPU ms", "to ours"], rows)
+        return
     say(f"PyTorch {torch.__version__}, Pillow {PIL.__version__}, one thread a process, batches of {BATCH}")
     columns = ["two views", *(f"{count} workers" if count else "in process" for count in args.workers)]
     digits = build_dataset("digits", split="train")
@@ -160,4 +231,5 @@ if __name__ == "__main__":
     parser.add_argument("--images", type=int, default=128, help="images in a pass")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--size", type=int, default=224, help="side of the views of these images")
+    parser.add_argument("--detector", action="store_true", help="a detector's reader instead of views")
     sys.exit(run_tool(parser, main))

@@ -4,7 +4,8 @@ python benchmarks/pretrain.py [--model resnet18 resnet50] [--rounds N] [--device
 
 Contestants take turns, so that a machine that slows down slows all of them; a ratio is the median over rounds of
 their time / ours (above 1: ours is faster). On the CPU the clock is CPU time, which other work on the machine does not
-enter, of one thread unless --threads says more. lightly is compared where it is installed (pip install lightly).
+enter, of one thread unless --threads says more. lightly is compared where it is installed (pip install lightly). Beside them
+stands what the step's convolutions and products take alone, and with --ways ours with channels last, bf16 and torch.compile.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.arithmetic import alone, recorded
 from momentum_transfer.backbones.norms import Norm
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.backbones.teacher import move_parameters
@@ -35,6 +38,7 @@ from momentum_transfer.pretrain.optimizers import build_optimizer
 
 #: architecture, image side, batch on the CPU, batch on a GPU, hidden units
 SIZES = {"resnet18": (32, 64, 1024, 512), "resnet50": (224, 4, 256, 4096)}
+WAYS = ("channels-last", "bf16", "channels-last bf16", "compiled", "channels-last bf16 compiled")
 Step = Callable[[], None]
 
 
@@ -80,8 +84,13 @@ def placed(module: nn.Module, device: torch.device) -> Any:
     return module.to(device)
 
 
-def our_step(architecture: Architecture, hidden: int, views: list[Tensor], autocast: Any) -> Step:
-    """The step of ``momentum_transfer.pretrain.train``, without its logging and its check for NaN."""
+def our_step(
+    architecture: Architecture, hidden: int, views: list[Tensor], autocast: Any, way: str = ""
+) -> Step:
+    """The step of ``momentum_transfer.pretrain.train``, without its logging and its check for NaN.
+
+    ``way``: of its words ``channels-last``, ``bf16`` and ``compiled``, as the settings of ``RUN`` do.
+    """
     student, teacher = Norm("BN"), Norm("MomentumBN")
     method: Any = Momentum2Teacher(
         branch(architecture, hidden, student, student.for_vectors, True),
@@ -89,7 +98,15 @@ def our_step(architecture: Architecture, hidden: int, views: list[Tensor], autoc
         TeacherRule(norm="MomentumBN", moves="before"),
     )
     method = placed(method, views[0].device)
+    if "channels-last" in way:
+        method.to(memory_format=torch.channels_last)
+        views = [view.contiguous(memory_format=torch.channels_last) for view in views]
+    if "bf16" in way:
+        autocast = partial(torch.autocast, views[0].device.type, torch.bfloat16)
     optimizer = build_optimizer(method, "sgd", lr=0.05, momentum=0.9, weight_decay=1e-4, eta=0.001)
+    if "compiled" in way:
+        method.student.compile()
+        method.teacher.compile()
 
     def step() -> None:
         method.begin_step(0.5)
@@ -130,6 +147,18 @@ def plain_step(architecture: Architecture, hidden: int, views: list[Tensor], aut
                 layer.end_pair()
 
     return step
+
+
+def arithmetic_step(architecture: Architecture, hidden: int, views: list[Tensor]) -> Step:
+    """The convolutions and products of our step alone: student forward and backward, teacher forward, of both views."""
+    student, teacher = (placed(branch(architecture, hidden, nn.BatchNorm2d, nn.BatchNorm1d, p), views[0].device) for p in (True, False))
+    with recorded(student) as trained:
+        for view in views:
+            student(view)
+    with recorded(teacher) as forwards, torch.no_grad():
+        for view in views:
+            teacher(view)
+    return alone(trained, forwards)
 
 
 def lightly_step(architecture: Architecture, hidden: int, views: list[Tensor], autocast: Any) -> Step | None:
@@ -192,7 +221,7 @@ def report(title: str, times: dict[str, list[float]], images: int | None = None)
     table(title, ("", "ms", f"x {first}", "images/s"), rows)
 
 
-def steps_of_training(name: str, rounds: int, device: torch.device) -> None:
+def steps_of_training(name: str, rounds: int, device: torch.device, ways: bool = False) -> None:
     side, cpu_batch, gpu_batch, hidden = SIZES[name]
     batch = gpu_batch if device.type == "cuda" else cpu_batch
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
@@ -203,6 +232,10 @@ def steps_of_training(name: str, rounds: int, device: torch.device) -> None:
 
     architecture = Architecture(name)
     steps: dict[str, Step] = {"ours": our_step(architecture, hidden, views, autocast)}
+    for way in WAYS if ways else ():
+        steps[f"ours, {way}"] = our_step(architecture, hidden, views, autocast, way)
+    if device.type == "cpu":
+        steps["convolutions and products alone"] = arithmetic_step(architecture, hidden, views)
     steps["plain loop"] = plain_step(architecture, hidden, views, autocast)
     lightly = lightly_step(architecture, hidden, views, autocast)
     if lightly is None:
@@ -295,7 +328,7 @@ def main(args: argparse.Namespace) -> None:
         say("freed memory stays with the process, as in training: for all contestants alike")
     say(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}")
     for name in args.model:
-        steps_of_training(name, args.rounds, device)
+        steps_of_training(name, args.rounds, device, args.ways)
         teacher_forwards(name, args.rounds, device)
     ema_updates(args.rounds, device)
 
@@ -305,5 +338,6 @@ if __name__ == "__main__":
     parser.add_argument("--model", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--ways", action="store_true", help="also ours with channels last, bf16, torch.compile")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU")
     sys.exit(run_tool(parser, main))
