@@ -4,7 +4,6 @@ import ctypes
 import os
 import socket
 from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of malloc.h
 _LARGE = 1 << 30
@@ -51,6 +50,8 @@ def available_cores() -> int:
 
 def reachable(address: str) -> bool:
     """Whether the host of a URL takes connections; behind a proxy, which only a real request can test, True."""
+    from urllib.request import getproxies  # here, because it takes 20 ms
+
     if getproxies():
         return True
     parts = urlsplit(address)

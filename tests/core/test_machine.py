@@ -85,14 +85,14 @@ def test_a_host_answers_at_its_port_or_at_that_of_its_scheme(monkeypatch):
             raise ConnectionRefusedError
         return contextlib.nullcontext()
 
-    monkeypatch.setattr(machine, "getproxies", dict)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
     monkeypatch.setattr(machine.socket, "create_connection", connect)
     assert [machine.reachable(f"{url}/a") for url in ("http://up", "https://up", "https://up:81", "http://down")] == [
         True, True, True, False
     ]  # fmt: skip
     assert asked == [("up", 80), ("up", 443), ("up", 81), ("down", 80)]
     assert not machine.reachable("http://up:99999")
-    monkeypatch.setattr(machine, "getproxies", lambda: {"https": "proxy"})
+    monkeypatch.setattr("urllib.request.getproxies", lambda: {"https": "proxy"})
     assert machine.reachable("http://down")
 
 

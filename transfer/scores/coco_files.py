@@ -31,6 +31,7 @@ class GroundTruth:
 
     where: str  # the file, for messages
     images: list[dict[str, Any]]
+    sides: np.ndarray  # [2, I] float64 width and height of the images, infinite where unknown; only for bbox
     categories: list[dict[str, Any]]
     image_index: Positions
     category_index: Positions
@@ -142,13 +143,10 @@ def _warn_once(text: str) -> None:
     warn(text)
 
 
-def _outside(boxes: np.ndarray, image: np.ndarray, images: list[dict[str, Any]]) -> int:
-    """How many boxes [N, 4] leave their images [N] by more than a pixel; sides may be unknown."""
-    numbers = (int, float, np.number)
-    given = ((entry.get("width"), entry.get("height")) for entry in images)
-    sides = [[float(v) if isinstance(v, numbers) and 0 < v < 1e9 else np.inf for v in pair] for pair in given]
+def _outside(boxes: np.ndarray, image: np.ndarray, sides: np.ndarray) -> int:
+    """How many boxes [N, 4] leave their images [N] by more than a pixel; ``sides`` [2, I] as `_sides` gives them."""
     outside = np.zeros(len(boxes), dtype=bool)
-    for side, most in enumerate(np.array(sides, dtype=np.float64).reshape(-1, 2).T + 1):  # any(axis=1) of two is slow
+    for side, most in enumerate(sides + 1):  # any(axis=1) of two is slow
         with np.errstate(over="ignore"):
             outside |= (boxes[:, side] < -1) | (boxes[:, side] + boxes[:, 2 + side] > most[image])
     return int(outside.sum())
@@ -165,7 +163,7 @@ def _warn_of_objects(truth: GroundTruth) -> None:
         "annotations with the id 0, which COCO's scores count as never found": truth.zero_id.sum(),
         "categories without a name, reported by their ids": sum("name" not in entry for entry in truth.categories),
         "boxes that leave their image by more than a pixel": (
-            0 if truth.boxes is None else _outside(truth.boxes, truth.image, truth.images)
+            0 if truth.boxes is None else _outside(truth.boxes, truth.image, truth.sides)
         ),
     }
     for what, count in warnings.items():
@@ -185,12 +183,11 @@ def _ground_truth(sections: tuple[Columns, Columns, Columns | Plain], iou_type: 
         if not isinstance(annotations, Columns):
             raise Unusual
         annotations.fail(int(wrong[0]), f"the bbox {boxes[wrong[0]].tolist()}", "expected no negative width or height")
-    if iou_type == "bbox":
-        _refuse_sizes(images)
     sorted_images = sorted(images.entries, key=lambda entry: image_index[entry["id"]])
     return GroundTruth(
         where=where,
         images=sorted_images,
+        sides=_sides(images, image_index) if iou_type == "bbox" else np.zeros((2, 0)),
         categories=sorted(categories.entries, key=lambda entry: category_index[entry["id"]]),
         image_index=image_index,
         category_index=category_index,
@@ -243,7 +240,7 @@ def _warn_of_detections(found: Detections, truth: GroundTruth) -> None:
             f"{of} have a negative width or height and match nothing": (
                 (found.boxes[:, 2] < 0) | (found.boxes[:, 3] < 0)
             ).sum(),
-            f"{of} leave their image by more than a pixel": _outside(found.boxes, found.image, truth.images),
+            f"{of} leave their image by more than a pixel": _outside(found.boxes, found.image, truth.sides),
         }
     for what, count in warnings.items():
         if count:
@@ -348,13 +345,17 @@ def _positions(entries: Columns) -> Positions:
     return Positions(ordered)
 
 
-def _refuse_sizes(images: Columns) -> None:
-    """Raise InputError for a width or height of 0 or less; for boxes they may be missing."""
-    for index, entry in enumerate(images.entries):
-        for side in ("width", "height"):
-            value = entry.get(side)
-            if isinstance(value, (int, float)) and value <= 0:
-                images.fail(index, f"the {side} {value!r}", "expected a whole number above 0")
+def _sides(images: Columns, index: Positions) -> np.ndarray:
+    """[2, I] width and height, for boxes, where they may be missing: infinite then; InputError for 0 or less."""
+    sides = np.full((2, len(images)), np.inf)
+    for place, entry in enumerate(images.entries):
+        for side, name in enumerate(("width", "height")):
+            value = entry.get(name)
+            if isinstance(value, (int, float, np.number)) and value < 1e9:
+                if value <= 0:
+                    images.fail(place, f"the {name} {value!r}", "expected a whole number above 0")
+                sides[side, index[entry["id"]]] = value
+    return sides
 
 
 def _sizes(images: list[dict[str, Any]], where: str) -> np.ndarray:
