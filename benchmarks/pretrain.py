@@ -1,11 +1,12 @@
 """A Momentum² Teacher step beside a plain hand-written loop and lightly's BYOL blocks; its parts beside the plain ones.
 
-python benchmarks/pretrain.py [--model resnet18 resnet50] [--rounds N] [--device cpu|cuda] [--threads N]
+python benchmarks/pretrain.py [--model resnet18 resnet50] [--rounds N] [--device cpu|cuda] [--threads N] [--ways]
 
 Contestants take turns, so that a machine that slows down slows all of them; a ratio is the median over rounds of
 their time / ours (above 1: ours is faster). On the CPU the clock is CPU time, which other work on the machine does not
-enter, of one thread unless --threads says more. lightly is compared where it is installed (pip install lightly). Beside them
-stands what the step's convolutions and products take alone, and with --ways ours with channels last, bf16 and torch.compile.
+enter, of one thread unless --threads says more. lightly is compared where it is installed (pip install lightly). Beside
+them stands what the step's convolutions and products take alone, and with --ways ours with channels last, bf16 and
+torch.compile.
 """
 
 import argparse
@@ -84,9 +85,7 @@ def placed(module: nn.Module, device: torch.device) -> Any:
     return module.to(device)
 
 
-def our_step(
-    architecture: Architecture, hidden: int, views: list[Tensor], autocast: Any, way: str = ""
-) -> Step:
+def our_step(architecture: Architecture, hidden: int, views: list[Tensor], autocast: Any, way: str = "") -> Step:
     """The step of ``momentum_transfer.pretrain.train``, without its logging and its check for NaN.
 
     ``way``: of its words ``channels-last``, ``bf16`` and ``compiled``, as the settings of ``RUN`` do.
@@ -151,7 +150,9 @@ def plain_step(architecture: Architecture, hidden: int, views: list[Tensor], aut
 
 def arithmetic_step(architecture: Architecture, hidden: int, views: list[Tensor]) -> Step:
     """The convolutions and products of our step alone: student forward and backward, teacher forward, of both views."""
-    student, teacher = (placed(branch(architecture, hidden, nn.BatchNorm2d, nn.BatchNorm1d, p), views[0].device) for p in (True, False))
+    student, teacher = (
+        placed(branch(architecture, hidden, nn.BatchNorm2d, nn.BatchNorm1d, p), views[0].device) for p in (True, False)
+    )
     with recorded(student) as trained:
         for view in views:
             student(view)

@@ -60,7 +60,7 @@ def test_batch_size_of_views_and_steps_follow_from_images_and_minutes_and_are_sa
     assert run.plan.warmup == 51
     said = capsys.readouterr().out
     assert "80 images, 10 minutes: views of 64 px, batches of 8, 510 steps (51 passes), about 8.5 minutes" in said
-    assert "expect nothing: on 314 digits" in said
+    assert "expect nothing of a short run: on 314 digits" in said
 
 
 def test_what_is_given_stays_and_passes_end_at_200(photos, small):
@@ -90,7 +90,7 @@ def test_a_resumed_run_keeps_its_plan_and_the_network_is_that_of_the_weights(
     cfg, preset = small(photos(64), *words)
     with pytest.raises(Stopped):
         train(cfg, stop_after=1, preset=preset)
-    assert "expect little" in capsys.readouterr().out
+    assert "expect some points or none: on 314 digits" in capsys.readouterr().out
     monkeypatch.setattr(budget, "_step_seconds", lambda *_: 0.5)  # another day's machine
     with pytest.raises(Stopped):
         train(cfg, resuming=True, stop_after=2, preset=preset)
