@@ -136,7 +136,7 @@ def _expectation(cfg: CfgNode) -> str:
             "points of SVM in 800 steps of 16 (41 passes), 1.0 [-1.0, 3.0] in 200; compare with the weights as they are"
         )
     return (
-        "expect nothing of a short run: on 314 digits the SVM was at 33.6 after 200 steps of 16 (10 passes) from random "
-        "weights and at 57.2 after 800, where weights of similar images were at 57.4 untouched and at 62.1 after "
+        "expect nothing of a short run: on 314 digits the SVM was at 33.6 after 200 steps of 16 (10 passes) from "
+        "random weights and at 57.2 after 800, where weights of similar images were at 57.4 untouched and at 62.1 after "
         "going on for 800; prefer --weights, and compare"
     )
