@@ -8,19 +8,20 @@ import torch
 from torch import Tensor, nn
 
 Step = Callable[[], None]
+Call = tuple[nn.Module, Tensor, Tensor]  # a layer, what it was given, a gradient of its output
+_KINDS: tuple[Any, ...] = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 
 
 @contextmanager
-def recorded(network: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
-    """Every call of a convolution or linear layer in the block: the layer, its input and its output, for `alone`."""
-    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+def recorded(network: nn.Module) -> Iterator[list[Call]]:
+    """Every call of a convolution or linear layer within the block, for `alone`."""
+    calls: list[Call] = []
 
     def keep(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         inner = inputs[0].detach().clone().requires_grad_(inputs[0].requires_grad)
         calls.append((layer, inner, torch.randn_like(output)))
 
-    kinds = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
-    hooks = [layer.register_forward_hook(keep) for layer in network.modules() if isinstance(layer, kinds)]
+    hooks = [layer.register_forward_hook(keep) for layer in network.modules() if isinstance(layer, _KINDS)]
     try:
         yield calls
     finally:
@@ -28,8 +29,16 @@ def recorded(network: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor, Tenso
             hook.remove()
 
 
-def alone(trained: list[tuple[nn.Module, Tensor, Tensor]], forwards: list[tuple[nn.Module, Tensor, Tensor]]) -> Step:
-    """The layers of ``trained`` forward and backward, those of ``forwards`` without gradients, each on its own."""
+def alone(trained: list[Call], forwards: list[Call]) -> Step:
+    """The layers of ``trained`` forward and backward, those of ``forwards`` without gradients, each on its own.
+
+    A norm or an activation that a layer brings along is left out.
+    """
+
+    def output(layer: nn.Module, given: Tensor) -> Tensor:
+        kind = next(kind for kind in _KINDS if isinstance(layer, kind))
+        result: Tensor = kind.forward(layer, given)
+        return result
 
     def step() -> None:
         for layer, given, gradient in trained:
@@ -37,11 +46,11 @@ def alone(trained: list[tuple[nn.Module, Tensor, Tensor]], forwards: list[tuple[
                 continue
             given.grad = None
             layer.zero_grad(set_to_none=True)
-            output = layer(given)
-            if output.requires_grad:
-                output.backward(gradient)
+            found = output(layer, given)
+            if found.requires_grad:
+                found.backward(gradient)
         with torch.no_grad():
             for layer, given, _ in forwards:
-                layer(given)
+                output(layer, given)
 
     return step

@@ -5,6 +5,7 @@ python benchmarks/detector.py [--detector mask_rcnn_fpn_1x] [--depth 18 50] [--s
 Both engines take the same config, weights and batch of digit scenes. Their turns alternate within one process, and
 the order turns round from round to round; the ratio is the median of the rounds' own ratios, with their quartiles.
 Memory is the peak of a process of its own for each. Stock Mask R-CNN (for other detectors there is none) is for scale.
+Beside them stands what the convolutions and matrix products of one of our iterations take alone.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.arithmetic import alone as arithmetic
+from benchmarks.arithmetic import recorded
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.log import say, table
 from momentum_transfer.transfer import config
@@ -36,6 +40,7 @@ from momentum_transfer.transfer.torchvision_engine.models import build_detector
 from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Sample
 
 OURS, THEIRS, STOCK = "torchvision engine", "Detectron2", "stock torchvision"
+ARITHMETIC = "our convolutions and products alone"
 WARM_UP = 2  # rounds that are not counted
 Losses = Callable[[], dict[str, Tensor]]
 
@@ -120,14 +125,19 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, foreach=True)
 
 
-def iteration(losses: Losses, optimizer: torch.optim.Optimizer, device: str) -> tuple[float, float]:
-    """Wall seconds and CPU seconds (of all threads) of one whole training step."""
-    _wait(device)
-    begun, cpu = time.perf_counter(), time.process_time()
+def iteration(losses: Losses, optimizer: torch.optim.Optimizer) -> None:
+    """One whole training step."""
     total = torch.stack(list(losses().values())).sum()
     optimizer.zero_grad()
     total.backward()
     optimizer.step()
+
+
+def timed(step: Callable[[], object], device: str) -> tuple[float, float]:
+    """Wall seconds and CPU seconds (of all threads) of a call."""
+    _wait(device)
+    begun, cpu = time.perf_counter(), time.process_time()
+    step()
     _wait(device)
     return time.perf_counter() - begun, time.process_time() - cpu
 
@@ -152,7 +162,7 @@ def alone(args: argparse.Namespace) -> None:
     model, losses = contestant(args.alone, cfg, samples)
     optimizer = optimizer_of(model)
     for _ in range(2):
-        iteration(losses, optimizer, args.device)
+        iteration(losses, optimizer)
     if args.device.startswith("cuda"):
         print(f"{torch.cuda.max_memory_allocated() / 2**20:.0f}")
     else:
@@ -182,13 +192,22 @@ def measure(args: argparse.Namespace, depth: int, size: int) -> list[tuple[str, 
     samples, data_seconds = batch_of(cfg, args.batch)
     entries = {name: contestant(name, cfg, samples) for name in names_of(cfg)}
     optimizers = {name: optimizer_of(model) for name, (model, _) in entries.items()}
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in entries}
+    steps: dict[str, Callable[[], object]] = {
+        name: partial(iteration, losses, optimizers[name]) for name, (_, losses) in entries.items()
+    }
+    with recorded(entries[OURS][0]) as calls:
+        entries[OURS][1]()
+    steps[ARITHMETIC] = arithmetic(calls, [])
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     for turn in range(args.rounds + WARM_UP):
-        for name in list(entries)[:: 1 if turn % 2 else -1]:
-            spent = iteration(entries[name][1], optimizers[name], args.device)
+        for name in list(steps)[:: 1 if turn % 2 else -1]:
+            spent = timed(steps[name], args.device)
             if turn >= WARM_UP:
                 seconds[name].append(spent)
     rows: list[tuple[str, ...]] = []
+    pairs = zip(seconds[ARITHMETIC], seconds[OURS], strict=True)
+    part = spread([products[1] / whole[1] for products, whole in pairs])
+    say(f"R{depth}, {size} px: convolutions and products alone take {part} of our iteration's CPU time")
     for name, values in seconds.items():
         wall = statistics.median(value for value, _ in values)
         ratios = ["–", "–"]
@@ -196,7 +215,7 @@ def measure(args: argparse.Namespace, depth: int, size: int) -> list[tuple[str, 
             pairs = list(zip(values, seconds[THEIRS], strict=True))
             ratios = [spread([mine[kind] / other[kind] for mine, other in pairs]) for kind in (0, 1)]
         fraction = f"{data_seconds / (data_seconds + wall):.1%}"
-        memory = "–" if args.no_memory else peak_memory(args, name, depth, size)
+        memory = "–" if args.no_memory or name == ARITHMETIC else peak_memory(args, name, depth, size)
         rows.append((f"R{depth}", f"{size}", name, f"{wall:.3f}", *ratios, fraction, memory))
         say(f"R{depth}, {size} px, {name}: {wall:.3f} s an iteration, wall ÷ Detectron2 {ratios[0]}, CPU {ratios[1]}")
     return rows
