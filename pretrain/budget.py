@@ -137,6 +137,6 @@ def _expectation(cfg: CfgNode) -> str:
         )
     return (
         "expect nothing of a short run: on 314 digits the SVM was at 33.6 after 200 steps of 16 (10 passes) from "
-        "random weights and at 57.2 after 800, where weights of similar images were at 57.4 untouched and at 62.1 after "
-        "going on for 800; prefer --weights, and compare"
+        "random weights and at 57.2 after 800, where weights of similar images were at 57.4 untouched and at 62.1 "
+        "after going on for 800; prefer --weights, and compare"
     )

@@ -5,7 +5,8 @@
     python tools/data.py stl10 --root datasets --yes      2.6 GB: asks first, or takes --yes
     python tools/data.py coco --root datasets             says what is missing, and where to get it
 
-    python tools/data.py pack FOLDER --shards OUT         train/ and val/ of FOLDER, or FOLDER as train, as tar files
+    python tools/data.py pack FOLDER --shards OUT         train/ and val/ of FOLDER, or FOLDER as train, as tar files:
+                                                          image files, or Hugging Face's Parquet and Arrow tables
 
 What is there already stays as it is; nothing is fetched twice.
 """

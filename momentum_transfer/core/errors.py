@@ -130,7 +130,7 @@ def first_to_say(text: str) -> bool:
 #: module -> extra of pyproject.toml
 EXTRAS = {"lvis": "lvis", "submitit": "slurm", "ray": "ray", "tensorboard": "tensorboard", "wandb": "wandb",
           "mlflow": "mlflow", "timm": "timm", "huggingface_hub": "hub", "lightly": "upstream", "onnx": "export",
-          "onnxscript": "export", "onnxruntime": "export"}  # fmt: skip
+          "onnxscript": "export", "onnxruntime": "export", "pyarrow": "parquet"}  # fmt: skip
 
 #: modules that come with the project itself
 REQUIRED = ("torch", "torchvision", "fvcore", "pycocotools", "sklearn", "scipy", "numpy", "safetensors", "rich",

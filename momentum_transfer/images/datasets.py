@@ -26,9 +26,10 @@ from momentum_transfer.core.urls import is_url
 from momentum_transfer.images import subsets
 from momentum_transfer.images.digits import DigitImages
 from momentum_transfer.images.labelled_images import ArrayImages, FileImages, LabelledImages
+from momentum_transfer.images.parquet import table_entries, tables
 from momentum_transfer.images.reading import SUFFIXES, image_files
 from momentum_transfer.images.subsets import Selected
-from momentum_transfer.images.tar_shards import open_shards, pack
+from momentum_transfer.images.tar_shards import folder_entries, open_shards, pack
 from momentum_transfer.images.taxonomies import inaturalist_images
 
 
@@ -87,9 +88,12 @@ def _image_folder(root: Path, split: str, max_unreadable: int) -> FileImages:
     if shards is not None:
         return shards
     folder = root / split
-    if any(root.glob("*.parquet")) or any(root.glob("dataset_info.json")) or any(root.glob("data/*.parquet")):
-        raise InputError(f"expected folders of images or tar files in {root}, found Parquet; save its images as files")
-    if not folder.is_dir():
+    if not folder.is_dir() or any(folder.glob("*.arrow")):
+        if root.is_dir() and tables(root):
+            raise InputError(
+                f"expected folders of images or tar files in {root}, found tables; "
+                f"momentum-transfer data pack {root} --shards OUT makes tar files of them"
+            )
         raise InputError(f"expected one folder per class in {folder}, found none; check DATA.ROOT and the split")
     layout = f"one folder per class in {folder}"
     found = _torchvision("imagefolder", lambda: torchvision.datasets.ImageFolder(str(folder)), layout)
@@ -228,15 +232,19 @@ def build_dataset(
 
 
 def packed_folders(folder: Path, target: Path) -> None:
-    """Pack the images of ``folder``'s splits (train, val, test), or of ``folder`` as train, into tar files."""
+    """Pack ``folder``'s splits (train, val, test), or ``folder`` as train, into tar files: image files, or tables."""
     if not folder.is_dir():
         raise InputError(f"expected a folder of images, found no folder {folder}; check the path")
+    of_split = tables(folder)
+    for split, files in of_split.items():
+        pack(table_entries(files), target, split)
     splits = [name for name in ("train", "val", "test") if (folder / name).is_dir()]
-    for split in splits or ["train"]:
+    for split in () if of_split else splits or ["train"]:
         part = folder / split if splits else folder
         images = unlabelled_folder(part, ".") or _image_folder(part, ".", 0)
         # names as fingerprints know them: file and folder
-        pack(images, part if images.classes != ["unlabelled"] else part.resolve().parent, target, split)
+        base = part if images.classes != ["unlabelled"] else part.resolve().parent
+        pack(folder_entries(images, base), target, split)
 
 
 def _of_folder(name: str, folder: Path, split: str, max_unreadable: int) -> LabelledImages:

@@ -9,7 +9,7 @@ is mapped, not read. Archives are untrusted, and nothing is unpacked: whatever i
 import hashlib
 import os
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from momentum_transfer.core.errors import InputError, one_line, shown
+from momentum_transfer.core.errors import InputError, counted, one_line, shown
 from momentum_transfer.core.files import atomic_path, cache_root, sha256_of_text, write_text
 from momentum_transfer.core.log import say, track
 from momentum_transfer.core.untrusted import read_text
 from momentum_transfer.core.urls import is_url, local_copy
 from momentum_transfer.images.labelled_images import FileImages
+from momentum_transfer.images.parquet import Entry
 from momentum_transfer.images.reading import SUFFIXES, UnreadableImage
 
 _BLOCK = tarfile.BLOCKSIZE
@@ -284,36 +285,46 @@ def open_shards(root: str | Path, split: str, max_unreadable: int = 100) -> Shar
     return ShardImages(place, about, index, max_unreadable)
 
 
-def pack(images: FileImages, folder: Path, target: Path, split: str, shard_bytes: int = SHARD_BYTES) -> int:
-    """Write image files below ``folder`` as ``SPLIT-*.tar`` with their index into ``target``; their number.
+def folder_entries(images: FileImages, folder: Path) -> Iterator[Entry]:
+    """Image files below ``folder``, in the order of ``images``, for `pack`."""
+    labelled = images.classes != ["unlabelled"]
+    for raw, label in zip(images.paths, images.labels, strict=True):
+        path = Path(os.fsdecode(raw))
+        key = path.relative_to(folder).with_name(path.stem).as_posix()
+        yield key, path.suffix, path.read_bytes(), int(label) if labelled else None
 
-    The order is that of ``images``; a dot or an equal name in the way of WebDataset's keys becomes ``_``.
+
+def pack(entries: Iterable[Entry], target: Path, split: str, shard_bytes: int = SHARD_BYTES) -> int:
+    """Write images as ``SPLIT-*.tar`` with their index into ``target``, in their order; the number of archives.
+
+    A dot or an equal name in the way of WebDataset's keys becomes ``_``.
     """
     if _Place(str(target)).tars(split):
         raise InputError(f"expected no tar files of {split} in {target}, found some; remove them, or choose another")
     target.mkdir(parents=True, exist_ok=True)
-    labelled, seen, number, position = images.classes != ["unlabelled"], set(), 0, 0
-    paths = [Path(os.fsdecode(path)) for path in images.paths]
-    while position < len(paths):
+    seen: set[str] = set()
+    waiting, number = iter(entries), 0
+    entry = next(waiting, None)
+    while entry is not None:
         with (
             atomic_path(target / f"{split}-{number:06d}.tar") as temporary,
             tarfile.open(temporary, "w", format=tarfile.GNU_FORMAT) as archive,
         ):
-            while position < len(paths) and (archive.offset < shard_bytes or archive.offset == 0):
-                path = paths[position]
-                key = path.relative_to(folder).with_name(path.stem.replace(".", "_")).as_posix()
+            while entry is not None and (archive.offset < shard_bytes or archive.offset == 0):
+                name, suffix, content, label = entry
+                folder, slash, stem = name.rpartition("/")
+                key = folder + slash + stem.replace(".", "_")
                 while key in seen:
                     key += "_"
                 seen.add(key)
-                files = [(path.suffix, path.read_bytes())]
-                files += [(".cls", b"%d" % images.labels[position])] if labelled else []
-                for suffix, content in files:
-                    info = tarfile.TarInfo(key + suffix)
-                    info.size = len(content)
-                    archive.addfile(info, BytesIO(content))
-                position += 1
+                for ending, data in ((suffix, content), (".cls", b"" if label is None else b"%d" % label)):
+                    if data:
+                        info = tarfile.TarInfo(key + ending)
+                        info.size = len(data)
+                        archive.addfile(info, BytesIO(data))
+                entry = next(waiting, None)
         number += 1
     place = _Place(str(target))
     _save(target / split, *_scan(place, place.tars(split)))
-    say(f"{len(paths)} images in {number} tar files: {target}/{split}-*.tar")
+    say(f"{counted(len(seen), 'image')} in {counted(number, 'tar file')}: {target}/{split}-*.tar")
     return number
