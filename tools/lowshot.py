@@ -22,11 +22,10 @@ if not __package__:  # python tools/NAME.py
 
 from momentum_transfer.core.command import own_file, run_tool
 from momentum_transfer.core.errors import InputError, counted
-from momentum_transfer.core.log import never_silent, say
+from momentum_transfer.core.log import say
 from momentum_transfer.lowshot.config import EVALUATIONS, get_cfg
 
 
-@never_silent()
 def main(args: argparse.Namespace) -> None:
     from momentum_transfer.core.settings import load_config
 

@@ -13,10 +13,9 @@ if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.core.command import run_tool
-from momentum_transfer.core.log import never_silent, say
+from momentum_transfer.core.log import say
 
 
-@never_silent()
 def main(args: argparse.Namespace) -> None:
     from momentum_transfer.core.settings import load_config
     from momentum_transfer.pretrain.config import get_cfg
