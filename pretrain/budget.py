@@ -16,8 +16,8 @@ from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say
 from momentum_transfer.core.settings import learned_settings, value_of
 from momentum_transfer.images.labelled_images import LabelledImages
-from momentum_transfer.images.views import TwoViewDataset, build_views
 from momentum_transfer.pretrain.methods import build_method
+from momentum_transfer.pretrain.pipeline import worker_views
 
 #: What the budget decides, unless it was given.
 _FITTED = ("DATA.IMAGE_SIZE", "SOLVER.BATCH_SIZE", "SOLVER.STEPS", "SOLVER.WARMUP_EPOCHS")
@@ -111,7 +111,7 @@ def _side(
 def _step_seconds(cfg: CfgNode, images: LabelledImages, sample: int, device: torch.device) -> float:
     """Seconds of a step: a batch's views, made one after another, and a method's forwards and backward."""
     batch, side = cfg.SOLVER.BATCH_SIZE, cfg.DATA.IMAGE_SIZE
-    views = TwoViewDataset(images, build_views(cfg.DATA.VIEWS, side), cfg.SEED)
+    views = worker_views(cfg, images)
     begun = time.perf_counter()
     for row in range(sample):
         views.at(0, row)

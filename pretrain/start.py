@@ -61,7 +61,7 @@ class Start:
         if "teacher" in method.networks():
             teacher = method.backbone("teacher")
             for name, layer in student.named_modules():
-                if isinstance(layer, AnyShapeBatchNorm) and "train" in layer.__dict__:
+                if "train" in layer.__dict__:  # as `keep_statistics` marks it, torch's own SyncBatchNorm too
                     keep_statistics(teacher.get_submodule(name))
 
     def factors(self) -> dict[str, float]:

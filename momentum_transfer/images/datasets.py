@@ -28,7 +28,7 @@ from momentum_transfer.images.digits import DigitImages
 from momentum_transfer.images.labelled_images import ArrayImages, FileImages, LabelledImages
 from momentum_transfer.images.reading import SUFFIXES, image_files
 from momentum_transfer.images.subsets import Selected
-from momentum_transfer.images.tar_shards import open_shards, pack
+from momentum_transfer.images.tar_shards import SHARD_BYTES, open_shards, pack
 from momentum_transfer.images.taxonomies import inaturalist_images
 
 
@@ -227,7 +227,7 @@ def build_dataset(
     )  # fmt: skip
 
 
-def packed_folders(folder: Path, target: Path) -> None:
+def packed_folders(folder: Path, target: Path, shard_bytes: int = SHARD_BYTES) -> None:
     """Pack the images of ``folder``'s splits (train, val, test), or of ``folder`` as train, into tar files."""
     if not folder.is_dir():
         raise InputError(f"expected a folder of images, found no folder {folder}; check the path")
@@ -236,7 +236,7 @@ def packed_folders(folder: Path, target: Path) -> None:
         part = folder / split if splits else folder
         images = unlabelled_folder(part, ".") or _image_folder(part, ".", 0)
         # names as fingerprints know them: file and folder
-        pack(images, part if images.classes != ["unlabelled"] else part.resolve().parent, target, split)
+        pack(images, part if images.classes != ["unlabelled"] else part.resolve().parent, target, split, shard_bytes)
 
 
 def _of_folder(name: str, folder: Path, split: str, max_unreadable: int) -> LabelledImages:

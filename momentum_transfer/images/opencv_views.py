@@ -92,15 +92,13 @@ class OpenCvCrop:
 
 def grey(pixels: Pixels) -> Pixels:
     """Pillow's luminance, [H, W]."""
-    luma: Pixels = opencv().cvtColor(pixels, opencv().COLOR_RGB2GRAY)
-    return luma
+    return opencv().cvtColor(pixels, opencv().COLOR_RGB2GRAY)
 
 
 def blended(pixels: Pixels, level: float, factor: float) -> Pixels:
     """``level + factor · (pixels − level)``, cut off and rounded down to bytes as Pillow does."""
     table = np.float32(level) + np.float32(factor) * (_VALUES - np.float32(level))
-    changed: Pixels = opencv().LUT(pixels, np.clip(table, 0, 255).astype(np.uint8))
-    return changed
+    return opencv().LUT(pixels, np.clip(table, 0, 255).astype(np.uint8))
 
 
 def contrasted(pixels: Pixels, factor: float) -> Pixels:
@@ -111,8 +109,7 @@ def contrasted(pixels: Pixels, factor: float) -> Pixels:
 def saturated(pixels: Pixels, factor: float) -> Pixels:
     """Each pixel moved from its own grey; the half level is Pillow's rounding down."""
     matrix = np.column_stack([np.eye(3) * factor + (1 - factor) * _LUMA, np.full(3, -0.5)])
-    changed: Pixels = opencv().transform(pixels, matrix)
-    return changed
+    return opencv().transform(pixels, matrix)
 
 
 def turned_hue(pixels: Pixels, shift: float) -> Pixels:
@@ -120,22 +117,19 @@ def turned_hue(pixels: Pixels, shift: float) -> Pixels:
     cv2 = opencv()
     colours = cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV_FULL)
     colours[..., 0] += np.uint8(int(shift * 255) % 256)
-    changed: Pixels = cv2.cvtColor(colours, cv2.COLOR_HSV2RGB_FULL)
-    return changed
+    return cv2.cvtColor(colours, cv2.COLOR_HSV2RGB_FULL)
 
 
 def blurred(pixels: Pixels, sigma: float) -> Pixels:
     """A Gaussian of ``sigma`` pixels; the edge is repeated."""
     cv2 = opencv()
-    smooth: Pixels = cv2.GaussianBlur(pixels, (0, 0), sigma, borderType=cv2.BORDER_REPLICATE)
-    return smooth
+    return cv2.GaussianBlur(pixels, (0, 0), sigma, borderType=cv2.BORDER_REPLICATE)
 
 
 def solarized(pixels: Pixels, threshold: int) -> Pixels:
     """Values from ``threshold`` on inverted."""
     table = np.concatenate([_VALUES[:threshold], 255 - _VALUES[threshold:]]).astype(np.uint8)
-    inverted: Pixels = opencv().LUT(pixels, table)
-    return inverted
+    return opencv().LUT(pixels, table)
 
 
 _JITTER = (lambda pixels, factor: blended(pixels, 0, factor), contrasted, saturated, turned_hue)

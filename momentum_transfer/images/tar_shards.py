@@ -101,12 +101,11 @@ class ShardImages(FileImages):
         self.place, self.shards, self.index, self.paths = place, about.shards, index, index["name"]
         self._unreadable = torch.zeros(len(index), dtype=torch.bool).share_memory_()
 
-    def keys(self, content: bool) -> Iterator[str]:
+    def keys(self, content: bool) -> Iterator[bytes]:
         """What changes when an archive does, or with ``content`` when an image's bytes do."""
-        for position in range(len(self)) if content else ():
-            yield hashlib.sha256(self._content(position)).hexdigest()
-        for name, _ in () if content else self.shards:
-            yield f"{name} {self.place.version(name)}\n"
+        if content:
+            return (hashlib.sha256(self._content(position)).hexdigest().encode() for position in range(len(self)))
+        return (f"{name} {self.place.version(name)}\n".encode() for name, _ in self.shards)
 
     def archive(self, entry: Any) -> str:
         """Where the archive of an entry is."""
@@ -284,8 +283,8 @@ def open_shards(root: str | Path, split: str, max_unreadable: int = 100) -> Shar
     return ShardImages(place, about, index, max_unreadable)
 
 
-def pack(images: FileImages, folder: Path, target: Path, split: str, shard_bytes: int = SHARD_BYTES) -> int:
-    """Write image files below ``folder`` as ``SPLIT-*.tar`` with their index into ``target``; their number.
+def pack(images: FileImages, folder: Path, target: Path, split: str, shard_bytes: int) -> None:
+    """Write image files below ``folder`` as ``SPLIT-*.tar`` with their index into ``target``.
 
     The order is that of ``images``; a dot or an equal name in the way of WebDataset's keys becomes ``_``.
     """
@@ -316,4 +315,3 @@ def pack(images: FileImages, folder: Path, target: Path, split: str, shard_bytes
     place = _Place(str(target))
     _save(target / split, *_scan(place, place.tars(split)))
     say(f"{len(paths)} images in {number} tar files: {target}/{split}-*.tar")
-    return number
