@@ -18,7 +18,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say
 from momentum_transfer.core.machine import available_cores
 from momentum_transfer.core.samplers import Batches, Place, training_loader, whole_steps
-from momentum_transfer.core.settings import learned_settings
+from momentum_transfer.core.settings import learned_settings, with_values
 from momentum_transfer.images.datasets import build_dataset, every_image, kept_in_memory, unlabelled_folder
 from momentum_transfer.images.device_views import CanvasDataset, build_device_views
 from momentum_transfer.images.labelled_images import LabelledImages
@@ -175,21 +175,14 @@ def settle_views(
     """
     if cfg.DATA.VIEWS_ON != "auto":
         return cfg
+    key = "DATA.VIEWS_ON"
     last = checkpoints.last()
     if last is not None:
-        return _with_views_on(cfg, learned_settings(load(last)["config"])["DATA.VIEWS_ON"])
+        return with_values(cfg, {key: learned_settings(load(last)["config"])[key]})
     choice = [_faster(cfg, images, micro_batch, device) if distributed.is_main() else ""]
     if distributed.is_distributed():
         dist.broadcast_object_list(choice, device=device if device.type == "cuda" else None)
-    return _with_views_on(cfg, choice[0])
-
-
-def _with_views_on(cfg: CfgNode, choice: str) -> CfgNode:
-    settled = cfg.clone()
-    settled.defrost()
-    settled.DATA.VIEWS_ON = choice
-    settled.freeze()
-    return settled
+    return with_values(cfg, {key: choice[0]})
 
 
 def _faster(cfg: CfgNode, images: LabelledImages, micro_batch: int, device: torch.device) -> str:

@@ -52,9 +52,8 @@ def refusals(args: argparse.Namespace, shared: Any) -> Iterator[tuple[str, str]]
     cfg = load_config(get_cfg(), args.config, [*_own_data(args), *args.overrides])
     found = list(of_run(cfg, _request(args), source, shared.data))
     yield from found
-    if not found and (kept := disk_space(cfg, _request(args), source, shared.data)):
-        place, what, size = kept
-        shared.space[place, what] = size
+    if not found:
+        shared.space.update(disk_space(cfg, _request(args), source, shared.data))
 
 
 def _own_data(args: argparse.Namespace) -> list[str]:

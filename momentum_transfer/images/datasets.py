@@ -82,26 +82,23 @@ def every_image(root: str | Path, max_unreadable: int = 100) -> FileImages:
     return FileImages(files, [0] * len(files), ["unlabelled"], max_unreadable)
 
 
-def _image_folder(root: Path, split: str, max_unreadable: int) -> FileImages:
-    shards = open_shards(root, split, max_unreadable)
-    if shards is not None:
+def _image_folder(place: str | Path | None, split: str, max_unreadable: int) -> FileImages:
+    """Tar files in a folder or at a URL, else the folder's classes."""
+    if place is None or not is_url(place):
+        place = _folder(place, "imagefolder")
+    if (shards := open_shards(place, split, max_unreadable)) is not None:
         return shards
-    folder = root / split
-    if any(root.glob("*.parquet")) or any(root.glob("dataset_info.json")) or any(root.glob("data/*.parquet")):
-        raise InputError(f"expected folders of images or tar files in {root}, found Parquet; save its images as files")
+    if not isinstance(place, Path):
+        raise InputError(f"expected {split}-*.tar at {place}, found none; write them by `momentum-transfer data pack`")
+    folder = place / split
+    if any(next(place.glob(name), None) for name in ("*.parquet", "dataset_info.json", "data/*.parquet")):
+        raise InputError(f"expected folders of images or tar files in {place}, found Parquet; save its images as files")
     if not folder.is_dir():
         raise InputError(f"expected one folder per class in {folder}, found none; check DATA.ROOT and the split")
     layout = f"one folder per class in {folder}"
     found = _torchvision("imagefolder", lambda: torchvision.datasets.ImageFolder(str(folder)), layout)
     paths, labels = zip(*found.samples, strict=True)
     return FileImages(paths, labels, found.classes, max_unreadable)
-
-
-def _image_folder_at(url: str, split: str, max_unreadable: int) -> FileImages:
-    shards = open_shards(url, split, max_unreadable)
-    if shards is None:
-        raise InputError(f"expected {split}-*.tar at {url}, found none; write them with `momentum-transfer data pack`")
-    return shards
 
 
 def _file_list(root: Path, file_list: str | Path | None, max_unreadable: int) -> FileImages:
@@ -217,8 +214,8 @@ def build_dataset(
         data = DigitImages(split, image_size, variant, seed, renderings)
     elif name == "filelist":
         data = _file_list(_folder(root, name), file_list, max_unreadable)
-    elif name == "imagefolder" and root is not None and is_url(root):
-        data = _image_folder_at(str(root), split, max_unreadable)
+    elif name == "imagefolder":
+        data = _image_folder(root, split, max_unreadable)
     else:
         data = _of_folder(name, _folder(root, name), split, max_unreadable)
     return subsets.select(
@@ -240,8 +237,6 @@ def packed_folders(folder: Path, target: Path, shard_bytes: int = SHARD_BYTES) -
 
 
 def _of_folder(name: str, folder: Path, split: str, max_unreadable: int) -> LabelledImages:
-    if name == "imagefolder":
-        return _image_folder(folder, split, max_unreadable)
     if name == "stl10":
         return _stl10(folder, split)
     if name == "inaturalist":

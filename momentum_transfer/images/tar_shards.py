@@ -261,9 +261,9 @@ def open_shards(root: str | Path, split: str, max_unreadable: int = 100) -> Shar
     place = _Place(str(root))
     try:
         tars = place.tars(split)
-        beside = [place.file(f"{split}.index{suffix}") for suffix in (".npy", ".json")] if tars else []
         if not tars:
             return None
+        beside = [place.file(f"{split}.index{suffix}") for suffix in (".npy", ".json")]
         if beside[0] and beside[1]:
             about, index = _load(beside[0], beside[1])
             if about.shards != tars:
