@@ -102,11 +102,11 @@ def ways(recipe: str, size: int, data: FileImages) -> dict[str, View]:
         ours: dict[str, Callable[[Any], object]] = {
             backend: build_views(recipe, size, backend=backend) for backend in ("pillow", "opencv")
         }
-        pair = RECIPES[recipe]
+        pair: tuple[Augmentation, ...] = RECIPES[recipe]
     else:
         make: Any = weak_view if recipe == "fine-tuning" else WeakAndStrong
         ours = {backend: make("imagefolder", size, backend=backend) for backend in ("pillow", "opencv")}
-        pair = (Augmentation(jitter_p=0, grayscale=0),)  # type: ignore[assignment]
+        pair = (Augmentation(jitter_p=0, grayscale=0),)
     position = {str(Path(path.decode())): index for index, path in enumerate(data.paths)}
     sources = {name: getattr(view, "source", lambda images: images)(data) for name, view in ours.items()}
     found: dict[str, View] = {
@@ -164,7 +164,7 @@ def tolerance_rows(images: list[PIL.Image.Image], size: int) -> list[list[str]]:
             both = []
             for each in views:
                 torch.manual_seed(seed)
-                both.append(each(image))  # type: ignore[arg-type]
+                both.append(each(image))
             made += [(one.numpy(), other.numpy()) for one, other in zip(*both, strict=True)]
     rows = []
     for name, compared in pairs.items():

@@ -185,19 +185,12 @@ class WeakAndStrong:
     """PIL image -> (weak view, strong view), each with its own geometry; the strong one has two random operations."""
 
     def __init__(
-        self,
-        dataset: str,
-        size: int,
-        levels: str = "eman",
-        mean: Sequence[float] = MEAN,
-        std: Sequence[float] = STD,
-        *,
-        backend: str = "pillow",
-    ) -> None:
+        self, dataset: str, size: int, levels: str = "eman", mean: Sequence[float] = MEAN, std: Sequence[float] = STD,
+        *, backend: str = "pillow",
+    ) -> None:  # fmt: skip
         self.weak = weak_view(dataset, size, mean, std, backend=backend)
-        self.strong = v2.Compose(
-            [*_geometry(dataset, size, backend), _RandomLevelAugment(levels), Normalise(mean, std)]
-        )
+        strong = _RandomLevelAugment(levels), Normalise(mean, std)
+        self.strong = v2.Compose([*_geometry(dataset, size, backend), *strong])
 
     def __call__(self, image: Image) -> tuple[Tensor, Tensor]:
         return self.weak(image), self.strong(image)

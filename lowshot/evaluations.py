@@ -247,9 +247,9 @@ def _finetune(
             continue
         build = inputs.backbone_builder(cfg, source, trial.setup.seed)
         found = evaluate_finetune(data, build, node.FRACTION, preset, trial.setup, part)
-        about: dict[str, float] = {"learning_rate": found.learning_rate}
-        about |= {"trained_parameters": found.trained} if part != "all" else {}
-        yield trial.scores({"top1": found.top1, "top5": found.top5}, found.hits, None, **about)
+        about = {"trained_parameters": found.trained} if part != "all" else {}
+        values = {"top1": found.top1, "top5": found.top5}
+        yield trial.scores(values, found.hits, None, learning_rate=found.learning_rate, **about)
 
 
 def _fixmatch(

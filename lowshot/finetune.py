@@ -60,18 +60,15 @@ def _train(
     model = Classifier(build(), data.num_classes, setup.seed).to(setup.device)
     model.requires_grad_(True)
     train_only(model.backbone, part, setup.seed)
+    trained = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
     if part != "all":
         say(f"backbone, {part}: {describe_trained(model.backbone.parameters())}")
     schedule, scale = preset.schedule(fraction), setup.batch_size / preset.batch_size
     run = Run(
         modules={"model": model},
         groups=[
-            {"params": parameters, "lr": lr * scale}
-            for parameters, lr in (
-                ([p for p in model.backbone.parameters() if p.requires_grad], rate),
-                (list(model.fc.parameters()), preset.rate_of_head(rate, fraction)),
-            )
-            if parameters
+            *([{"params": trained, "lr": rate * scale}] if trained else []),
+            {"params": list(model.fc.parameters()), "lr": preset.rate_of_head(rate, fraction) * scale},
         ],
         schedule=schedule,
         total=steps_of(schedule.epochs, len(setup.rows), setup.batch_size),

@@ -167,14 +167,14 @@ def _cache(cfg: CfgNode) -> Path:
     return Path(cfg.FEATURES.CACHE).expanduser() if cfg.FEATURES.CACHE else cache_root() / "features"
 
 
-def disk_space(cfg: CfgNode, source: SourceBackbone, images: Images) -> tuple[Path, str, int]:
-    """(cache, features, bytes) that an evaluation of frozen features adds; none where it has some of these weights."""
+def disk_space(cfg: CfgNode, source: SourceBackbone, images: Images) -> dict[tuple[Path, str], int]:
+    """(cache, features) -> bytes that an evaluation of frozen features adds; 0 where it has some of these weights."""
     cache, digest = _cache(cfg), _digest(source)
     with torch.device("meta"):
         width = build_backbone(source.architecture).num_features
     known = any(digest.encode() in file.read_bytes() for file in cache.glob("*/about.json"))
     count = len(images.train.labels) + len(images.test.labels)
-    return cache, f"{digest} {cfg.DATASETS}", 0 if known else 4 * width * count
+    return {(cache, f"{digest} {cfg.DATASETS}"): 0 if known else 4 * width * count}
 
 
 def feature_sets(

@@ -108,10 +108,10 @@ def refusals(
 
 def disk_space(
     cfg: CfgNode, request: Request, source: SourceBackbone | None, opened: dict[str, inputs.Images]
-) -> tuple[Path, str, int] | None:
+) -> dict[tuple[Path, str], int]:
     """What a command that `refusals` lets pass adds to the cache of features; see `inputs.disk_space`."""
     if source is None or request.command not in ON_FEATURES or request.features:
-        return None
+        return {}
     return inputs.disk_space(cfg, source, opened[_data_of(cfg)])
 
 

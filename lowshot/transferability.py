@@ -100,12 +100,12 @@ def transrate(features: np.ndarray, labels: np.ndarray) -> float:
     return rate(centred) - sum(len(part) / len(centred) * rate(part) for part in parts)
 
 
-def knn_hits(features: np.ndarray, labels: np.ndarray, k: int | None = None) -> np.ndarray:
-    """[N] whether the majority of the ``k`` nearest other images has the image's class.
+def knn_hits(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """[N] whether the majority of the 20 nearest other images (of fewer than 200: 5) has the image's class.
 
-    ``k``: by default 20 of 200 images or more, else 5. Ties as in :mod:`momentum_transfer.core.neighbours`.
+    Ties as in :mod:`momentum_transfer.core.neighbours`.
     """
-    count, k = len(features), k or (20 if len(features) >= 200 else 5)
+    count, k = len(features), 20 if len(features) >= 200 else 5
     rows = normalized(np.asarray(features)).astype(np.float64)
     similar = rows @ rows.T
     np.fill_diagonal(similar, -np.inf)

@@ -14,10 +14,10 @@ from momentum_transfer.core import distributed
 from momentum_transfer.core.checkpoints import CheckpointFolder, load
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say
-from momentum_transfer.core.settings import learned_settings, value_of
+from momentum_transfer.core.settings import learned_settings, value_of, with_values
 from momentum_transfer.images.labelled_images import LabelledImages
-from momentum_transfer.images.views import TwoViewDataset, build_views
 from momentum_transfer.pretrain.methods import build_method
+from momentum_transfer.pretrain.pipeline import worker_views
 
 #: What the budget decides, unless it was given.
 _FITTED = ("DATA.IMAGE_SIZE", "SOLVER.BATCH_SIZE", "SOLVER.STEPS", "SOLVER.WARMUP_EPOCHS")
@@ -43,21 +43,11 @@ def settle_budget(
     free = [key for key in _FITTED if preset is None or value_of(cfg, key) == value_of(preset, key)]
     if (last := checkpoints.last()) is not None:
         before = learned_settings(load(last)["config"])
-        return _with(cfg, {key: before[key] for key in free if key in before})
+        return with_values(cfg, {key: before[key] for key in free if key in before})
     found: list[Any] = [_fitted(cfg, free, images, device) if distributed.is_main() else {}]
     if distributed.is_distributed():
         dist.broadcast_object_list(found, device=device if device.type == "cuda" else None)
-    return _with(cfg, found[0])
-
-
-def _with(cfg: CfgNode, settings: dict[str, Any]) -> CfgNode:
-    settled = cfg.clone()
-    settled.defrost()
-    for key, value in settings.items():
-        section, _, name = key.partition(".")
-        settled[section][name] = value
-    settled.freeze()
-    return settled
+    return with_values(cfg, found[0])
 
 
 def _fitted(cfg: CfgNode, free: Sequence[str], images: LabelledImages, device: torch.device) -> dict[str, Any]:
@@ -70,7 +60,7 @@ def _fitted(cfg: CfgNode, free: Sequence[str], images: LabelledImages, device: t
         most = 256 if device.type == "cuda" else 64
         chosen["SOLVER.BATCH_SIZE"] = min(most, 2 ** int(np.log2(count / 8)) if count >= 64 else 8)
     batch = chosen.get("SOLVER.BATCH_SIZE", cfg.SOLVER.BATCH_SIZE)
-    side, seconds = _side(_with(cfg, chosen), free, images, sample, device)
+    side, seconds = _side(with_values(cfg, chosen), free, images, sample, device)
     chosen["DATA.IMAGE_SIZE"] = side
     per_epoch = max(count // batch, 1)
     steps = cfg.SOLVER.STEPS
@@ -102,7 +92,7 @@ def _side(
         sides = [own.size if own is not None else cfg.DATA.IMAGE_SIZE]
     enough = max(_STEPS, _EPOCHS * (len(images) // cfg.SOLVER.BATCH_SIZE))
     for side in sides:
-        seconds = _step_seconds(_with(cfg, {"DATA.IMAGE_SIZE": side}), images, len(sample), device)
+        seconds = _step_seconds(with_values(cfg, {"DATA.IMAGE_SIZE": side}), images, len(sample), device)
         if seconds * enough <= _FRACTION * 60 * cfg.RUN.MINUTES:
             break
     return side, seconds
@@ -111,7 +101,7 @@ def _side(
 def _step_seconds(cfg: CfgNode, images: LabelledImages, sample: int, device: torch.device) -> float:
     """Seconds of a step: a batch's views, made one after another, and a method's forwards and backward."""
     batch, side = cfg.SOLVER.BATCH_SIZE, cfg.DATA.IMAGE_SIZE
-    views = TwoViewDataset(images, build_views(cfg.DATA.VIEWS, side), cfg.SEED)
+    views = worker_views(cfg, images)
     begun = time.perf_counter()
     for row in range(sample):
         views.at(0, row)

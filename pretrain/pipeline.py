@@ -18,12 +18,12 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say
 from momentum_transfer.core.machine import available_cores
 from momentum_transfer.core.samplers import Batches, Place, training_loader, whole_steps
-from momentum_transfer.core.settings import learned_settings
+from momentum_transfer.core.settings import learned_settings, with_values
 from momentum_transfer.images.datasets import build_dataset, every_image, kept_in_memory, unlabelled_folder
 from momentum_transfer.images.device_views import CanvasDataset, build_device_views
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import select
-from momentum_transfer.images.views import MEAN, STD, TwoViewDataset, TwoViews, build_views, eval_transform
+from momentum_transfer.images.views import MEAN, STD, TwoViewDataset, build_views, eval_transform
 from momentum_transfer.pretrain.monitor import EvaluationImages
 from momentum_transfer.pretrain.plan import PretrainingPlan
 
@@ -107,15 +107,12 @@ class TrainingBatches:
     def __init__(self, cfg: CfgNode, images: LabelledImages, plan: PretrainingPlan, device: torch.device) -> None:
         data = cfg.DATA
         self.cfg, self.plan, self.device, self.size = cfg, plan, device, len(images)
-        mean, std = statistics(cfg)
-        recipe = {**_recipe(cfg), "mean": mean, "std": std}
         self.dataset: TwoViewDataset | CanvasDataset
         if data.VIEWS_ON == "device":
-            self.device_views = build_device_views(data.VIEWS, data.IMAGE_SIZE, **recipe)
+            self.device_views = build_device_views(data.VIEWS, data.IMAGE_SIZE, **_recipe(cfg))
             self.dataset = _canvases(cfg, images)
         else:
-            views = _worker_views(cfg, **recipe)
-            self.dataset = TwoViewDataset(images, views, cfg.SEED)
+            self.dataset = worker_views(cfg, images)
 
     def from_step(self, first: int) -> Iterator[Batch]:
         """This process's micro-batches from step ``first`` on."""
@@ -153,12 +150,15 @@ class TrainingBatches:
 
 
 def _recipe(cfg: CfgNode) -> dict[str, Any]:
-    return {"remove": cfg.DATA.REMOVE, "crop_scale": tuple(cfg.DATA.CROP_SCALE) or None}
+    mean, std = statistics(cfg)
+    return {"remove": cfg.DATA.REMOVE, "crop_scale": tuple(cfg.DATA.CROP_SCALE) or None, "mean": mean, "std": std}
 
 
-def _worker_views(cfg: CfgNode, **recipe: Any) -> TwoViews:
+def worker_views(cfg: CfgNode, images: LabelledImages) -> TwoViewDataset:
+    """The views of the images that worker processes make."""
     data = cfg.DATA
-    return build_views(data.VIEWS, data.IMAGE_SIZE, variant=data.VARIANT, backend=data.BACKEND, **recipe)
+    views = build_views(data.VIEWS, data.IMAGE_SIZE, variant=data.VARIANT, backend=data.BACKEND, **_recipe(cfg))
+    return TwoViewDataset(images, views, cfg.SEED)
 
 
 def _canvases(cfg: CfgNode, images: LabelledImages) -> CanvasDataset:
@@ -175,35 +175,27 @@ def settle_views(
     """
     if cfg.DATA.VIEWS_ON != "auto":
         return cfg
+    key = "DATA.VIEWS_ON"
     last = checkpoints.last()
     if last is not None:
-        return _with_views_on(cfg, learned_settings(load(last)["config"])["DATA.VIEWS_ON"])
+        return with_values(cfg, {key: learned_settings(load(last)["config"])[key]})
     choice = [_faster(cfg, images, micro_batch, device) if distributed.is_main() else ""]
     if distributed.is_distributed():
         dist.broadcast_object_list(choice, device=device if device.type == "cuda" else None)
-    return _with_views_on(cfg, choice[0])
-
-
-def _with_views_on(cfg: CfgNode, choice: str) -> CfgNode:
-    settled = cfg.clone()
-    settled.defrost()
-    settled.DATA.VIEWS_ON = choice
-    settled.freeze()
-    return settled
+    return with_values(cfg, {key: choice[0]})
 
 
 def _faster(cfg: CfgNode, images: LabelledImages, micro_batch: int, device: torch.device) -> str:
     data = cfg.DATA
     if data.VIEWS == "digits":  # rendered, not cropped from an image
         return "workers"
-    recipe, canvases = _recipe(cfg), _canvases(cfg, images)
-    views = TwoViewDataset(images, _worker_views(cfg, **recipe), cfg.SEED)
+    views, canvases = worker_views(cfg, images), _canvases(cfg, images)
     sample = [index % len(images) for index in range(_SAMPLE)]
     cores = max(available_cores() // distributed.local_world_size(), 1)
     by_workers = _seconds(lambda: [views.at(0, index) for index in sample]) / (_SAMPLE * cores)
     items = [canvases.at(0, index) for index in sample]
     decoding = _seconds(lambda: [canvases.at(0, index) for index in sample]) / (_SAMPLE * cores)
-    on_device = build_device_views(data.VIEWS, data.IMAGE_SIZE, **recipe)
+    on_device = build_device_views(data.VIEWS, data.IMAGE_SIZE, **_recipe(cfg))
     repeated = [items[index % _SAMPLE] for index in range(micro_batch)]
     batch = torch.stack([item[0] for item in repeated]).to(device)
     sizes, keys = torch.stack([item[1] for item in repeated]), torch.tensor([item[4] for item in repeated])

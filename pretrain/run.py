@@ -115,15 +115,14 @@ def prepare(cfg: CfgNode, device: torch.device, checkpoints: CheckpointFolder, p
             warn(line)
     torch.manual_seed(cfg.SEED)  # the same weights on every process
     method = build_method(cfg, len(images.classes)).to(device)
-    if start:
-        if cfg.NORM.WEIGHTS_STATISTICS == "estimated" and checkpoints.last() is None:
-            estimate(cfg, images, start.network.to(device), device)
-        start.give(method)
     if device.type == "cuda":
         use_fused_sync(method)
     else:
         keep_freed_memory()
     if start:
+        if cfg.NORM.WEIGHTS_STATISTICS == "estimated" and checkpoints.last() is None:
+            estimate(cfg, images, start.network.to(device), device)
+        start.give(method)
         start.freeze(method)
         say(f"student and teacher start from {start.source.name}; "
             f"backbone: {describe_trained(method.backbone('student').parameters())}")  # fmt: skip

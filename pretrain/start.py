@@ -4,12 +4,13 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from momentum_transfer.backbones.build import build_backbone, named_architecture
+from momentum_transfer.backbones.build import AnyArchitecture, build_backbone, named_architecture
 from momentum_transfer.backbones.norms.batch_norm import AnyShapeBatchNorm
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
@@ -18,6 +19,7 @@ from momentum_transfer.backbones.teacher import copy_student
 from momentum_transfer.backbones.timm_models import TimmArchitecture
 from momentum_transfer.backbones.trainable import check_part, keep_statistics, layers_of, rate_factors, train_only
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.settings import with_values
 from momentum_transfer.pretrain.methods.method import Method, StudentTeacher
 
 
@@ -61,7 +63,7 @@ class Start:
         if "teacher" in method.networks():
             teacher = method.backbone("teacher")
             for name, layer in student.named_modules():
-                if isinstance(layer, AnyShapeBatchNorm) and "train" in layer.__dict__:
+                if "train" in layer.__dict__:  # as `keep_statistics` marks it, torch's own SyncBatchNorm too
                     keep_statistics(teacher.get_submodule(name))
 
     def factors(self) -> dict[str, float]:
@@ -99,9 +101,7 @@ def read_start(cfg: CfgNode, preset: CfgNode | None = None) -> Start | None:
     if isinstance(found, TimmArchitecture) and isinstance(asked, TimmArchitecture):
         same = found.name.partition(".")[0] == asked.name.partition(".")[0]
     if not same:
-        settings = f"MODEL.ARCH {found}"
-        if isinstance(found, Architecture):
-            settings = f"MODEL.ARCH {found.name} MODEL.WIDTH {found.width} MODEL.STEM {found.stem}"
+        settings = " ".join(f"{key} {value}" for key, value in _settings_of(found).items())
         raise InputError(
             f"expected the weights of {asked}, found those of {found} in {model.WEIGHTS}; set {settings}, or give "
             "other weights"
@@ -117,14 +117,13 @@ def read_start(cfg: CfgNode, preset: CfgNode | None = None) -> Start | None:
     check_part(network, model.TRAINABLE)
     if cfg.SOLVER.LAYER_DECAY != 1.0:
         layers_of(network)
-    settled = cfg.clone()
-    settled.defrost()
-    settled.MODEL.WEIGHTS_SHA256 = source.sha256
-    settled.MODEL.ARCH = str(asked)
-    if isinstance(asked, Architecture):
-        settled.MODEL.ARCH, settled.MODEL.WIDTH, settled.MODEL.STEM = asked.name, asked.width, asked.stem
-    settled.freeze()
-    return Start(settled, source)
+    return Start(with_values(cfg, {"MODEL.WEIGHTS_SHA256": source.sha256, **_settings_of(asked)}), source)
+
+
+def _settings_of(network: AnyArchitecture) -> dict[str, Any]:
+    if not isinstance(network, Architecture):
+        return {"MODEL.ARCH": str(network)}
+    return {"MODEL.ARCH": network.name, "MODEL.WIDTH": network.width, "MODEL.STEM": network.stem}
 
 
 def _check_shapes(network: nn.Module, source: SourceBackbone) -> None:

@@ -20,7 +20,7 @@ if not __package__:  # python tools/NAME.py
 
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.log import say, table
+from momentum_transfer.core.log import say, silent, table
 
 
 def main(args: argparse.Namespace) -> None:
@@ -87,7 +87,9 @@ def _ask(what: str) -> None:
     """Return if the user answers y; InputError otherwise, and without a terminal."""
     if not sys.stdin.isatty():
         raise InputError(f"expected --yes to {what}, found no terminal to ask on; give --yes")
-    if input(f"{what}? [y/N] ").strip().lower() not in ("y", "yes"):
+    with silent():
+        answer = input(f"{what}? [y/N] ")
+    if answer.strip().lower() not in ("y", "yes"):
         raise InputError(f"expected y to {what}, found another answer; nothing was downloaded")
 
 

@@ -22,11 +22,10 @@ if not __package__:  # python tools/NAME.py
 
 from momentum_transfer.core.command import own_file, run_tool
 from momentum_transfer.core.errors import InputError, counted
-from momentum_transfer.core.log import never_silent, say
+from momentum_transfer.core.log import say
 from momentum_transfer.lowshot.config import EVALUATIONS, get_cfg
 
 
-@never_silent()
 def main(args: argparse.Namespace) -> None:
     from momentum_transfer.core.settings import load_config
 
@@ -53,9 +52,8 @@ def refusals(args: argparse.Namespace, shared: Any) -> Iterator[tuple[str, str]]
     cfg = load_config(get_cfg(), args.config, [*_own_data(args), *args.overrides])
     found = list(of_run(cfg, _request(args), source, shared.data))
     yield from found
-    if not found and (kept := disk_space(cfg, _request(args), source, shared.data)):
-        place, what, size = kept
-        shared.space[place, what] = size
+    if not found:
+        shared.space.update(disk_space(cfg, _request(args), source, shared.data))
 
 
 def _own_data(args: argparse.Namespace) -> list[str]:

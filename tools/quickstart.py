@@ -19,7 +19,7 @@ if not __package__:  # python tools/NAME.py
 
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.log import say
+from momentum_transfer.core.log import say, silent
 from momentum_transfer.core.machine import available_cores
 from momentum_transfer.core.run_lock import alone
 from momentum_transfer.core.shipped import typed, workplace
@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> None:
             pass
         shutil.rmtree(output)
     begun = time.monotonic()
-    with alone(output):
+    with alone(output), silent():  # the steps speak
         peak = run_chain(steps(output), output / "quickstart.json", args.jobs)
     say(f"quickstart took {time.monotonic() - begun:.0f} s; the largest process held {peak:.2f} GiB")
     say(f"report: {(output / 'report.html').resolve()}  (Markdown beside it; numbers in results.jsonl)")

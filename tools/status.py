@@ -19,7 +19,7 @@ if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.core.command import number_in, run_tool
-from momentum_transfer.core.log import say, table
+from momentum_transfer.core.log import say, silent, table
 from momentum_transfer.suites.executors import submitted
 from momentum_transfer.suites.progress import Standing, standings
 
@@ -40,7 +40,8 @@ def main(args: argparse.Namespace) -> None:
         show(tasks, everything=args.all)
         if not live or all(one.state in ("done", "failed", "not run") for one in tasks):
             break
-        time.sleep(args.every)
+        with silent():
+            time.sleep(args.every)
     if any(one.state == "failed" for one in tasks):
         raise SystemExit(1)
 

@@ -30,7 +30,7 @@ if not __package__:  # python tools/NAME.py
 from momentum_transfer.core.command import at_least, run_tool
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import write_text
-from momentum_transfer.core.log import say, table
+from momentum_transfer.core.log import say, silent, table
 from momentum_transfer.core.shipped import CONFIGS, started, workplace
 from momentum_transfer.suites.study_entry import Study
 from momentum_transfer.suites.suite import Suite, load_suite
@@ -65,7 +65,8 @@ def main(args: argparse.Namespace) -> None:
     if not args.table:
         command = ["tools/evaluate.py", "--suite", str(suite.path), "--jobs", str(args.jobs), "--output", str(output)]
         command += ["--dry-run"] if args.dry_run else []
-        code = subprocess.run([sys.executable, *started(command)], cwd=workplace(), check=False).returncode
+        with silent():  # evaluate speaks
+            code = subprocess.run([sys.executable, *started(command)], cwd=workplace(), check=False).returncode
         if args.dry_run:
             raise SystemExit(code)
     answer(suite, output, ships=args.table and not args.output)

@@ -24,10 +24,9 @@ if not __package__:  # python tools/NAME.py
 
 from momentum_transfer.core.command import own_file, run_tool
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.log import never_silent, say
+from momentum_transfer.core.log import say
 
 
-@never_silent()
 def main(args: argparse.Namespace) -> None:
     say(f"reading {args.config}")  # before torch is imported, which takes seconds
     cfg, opened = _settings(args)

@@ -64,12 +64,9 @@ def data_hash(dataset: LabelledImages, *, content: bool = False) -> str:
         inner = inner.dataset
     if hasattr(inner, "paths"):
         digest.update(np.ascontiguousarray(inner.paths).tobytes())
-        if isinstance(inner, ShardImages):
-            for key in inner.keys(content):
-                digest.update(key.encode())
-            return digest.hexdigest()
-        for path in map(os.fsdecode, inner.paths):
-            digest.update(_file_key(path, content))
+        files = (_file_key(os.fsdecode(path), content) for path in inner.paths)
+        for key in inner.keys(content) if isinstance(inner, ShardImages) else files:
+            digest.update(key)
         return digest.hexdigest()
     for name in ("images", "glyphs"):
         if hasattr(inner, name):

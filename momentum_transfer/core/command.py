@@ -29,7 +29,7 @@ from momentum_transfer.core.errors import (
     refusal,
     shortened,
 )
-from momentum_transfer.core.log import say, speaking, warn
+from momentum_transfer.core.log import never_silent, say, speaking, warn
 from momentum_transfer.core.shipped import as_typed
 from momentum_transfer.core.versions import check_torch
 
@@ -138,7 +138,7 @@ def run_tool(
     setattr(parser, "error", lambda message: refuse(printable(message)))  # noqa: B010, mypy forbids the assignment
     # Intermixed: KEY VALUE pairs may stand before, between and after the options.
     args = parser.parse_intermixed_args(argv) if parser._subparsers is None else parser.parse_args(argv)
-    with speaking(quiet=args.quiet):
+    with speaking(quiet=args.quiet), never_silent():
         return _exit_code(main, args)
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from momentum_transfer.core.errors import printable
@@ -99,11 +99,12 @@ def warn(text: str) -> None:
         _LOGGER.warning("%s", printable(text))
 
 
+#: What logs where the work stands, the innermost last: progress lines, blocks of `never_silent`.
+_stands: list[Callable[[], None]] = []
+
+
 class ProgressLine:
     """Progress of a long job: a rich bar on a terminal, otherwise a plain line every few seconds and at the end."""
-
-    #: The one that runs, for `never_silent`.
-    current: "ProgressLine | None" = None
 
     def __init__(self, description: str, total: int, start: int = 0) -> None:
         self.description, self.total, self.done, self.note = description, total, start, ""
@@ -124,7 +125,7 @@ class ProgressLine:
             self._bar = rich_progress.Progress(*columns, console=_console())
             self._bar.start()
             self._task = self._bar.add_task(printable(self.description), total=self.total, completed=self.done, note="")
-        self._outer, ProgressLine.current = ProgressLine.current, self
+        _stands.append(self.still)
         return self
 
     def advance(self, count: int = 1, note: str = "") -> None:
@@ -150,7 +151,7 @@ class ProgressLine:
         say(f"{self.description}: {self.done}/{self.total} in {elapsed:.0f} s{left}  {self.note}".rstrip())
 
     def __exit__(self, *_: object) -> None:
-        ProgressLine.current = self._outer
+        _stands.remove(self.still)
         if self._bar is not None:
             self._bar.stop()
         else:
@@ -158,47 +159,45 @@ class ProgressLine:
 
 
 @contextlib.contextmanager
-def never_silent() -> Iterator[None]:
-    """Log a line whenever none has come for `PLAIN_INTERVAL` seconds within the block: imports, long steps."""
+def _standing(line: Callable[[], None]) -> Iterator[None]:
+    _stands.append(line)
+    try:
+        yield
+    finally:
+        _stands.remove(line)
+
+
+def silent() -> contextlib.AbstractContextManager[None]:
+    """A block without lines of `never_silent`: the user is asked, or another process shows what it does."""
+    return _standing(lambda: None)
+
+
+@contextlib.contextmanager
+def never_silent(what: str = "working,", every: float = PLAIN_INTERVAL) -> Iterator[None]:
+    """Log where the work stands whenever no line has come for ``every`` seconds of the block: imports, long steps."""
     ended, begun = threading.Event(), time.monotonic()
     _Terminal.last = begun
 
     def tick() -> None:
-        while not ended.wait(0.25):
-            if time.monotonic() - _Terminal.last < PLAIN_INTERVAL:
-                continue
-            if ProgressLine.current is not None:
+        while not ended.wait(min(every, 0.25)):
+            if time.monotonic() - _Terminal.last >= every:
                 _Terminal.last = time.monotonic()  # a bar logs nothing
-                ProgressLine.current.still()
-            else:
-                say(f"working, {time.monotonic() - begun:.0f} s so far")
+                _stands[-1]()
 
     thread = threading.Thread(target=tick, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    with _standing(lambda: say(f"{what} {time.monotonic() - begun:.0f} s so far")):
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
 
-@contextlib.contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """Log ``what`` at the start and every `PLAIN_INTERVAL` after: for a library call without progress of its own."""
-    ended, begun = threading.Event(), time.monotonic()
-
-    def tick() -> None:
-        while not ended.wait(PLAIN_INTERVAL):
-            say(f"{what}: {time.monotonic() - begun:.0f} s so far")
-
+def waiting(what: str, every: float = PLAIN_INTERVAL) -> contextlib.AbstractContextManager[None]:
+    """Log ``what``, and again every few seconds of the block: for a library call without progress of its own."""
     say(what)
-    thread = threading.Thread(target=tick, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    return never_silent(f"{what}:", every)
 
 
 def duration(seconds: float) -> str:

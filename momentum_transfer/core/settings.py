@@ -134,6 +134,17 @@ def value_of(cfg: CfgNode, key: str) -> Any:
     return reduce(getitem, key.split("."), cfg)
 
 
+def with_values(cfg: CfgNode, values: Mapping[str, Any]) -> CfgNode:
+    """A frozen copy with other ``values`` of some dotted keys."""
+    copied = cfg.clone()
+    copied.defrost()
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        value_of(copied, section)[name] = value
+    copied.freeze()
+    return copied
+
+
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """(dotted key, value in ``before``, value in ``now``) of every setting that is not the same; None if absent."""
     for key in sorted(set(before) | set(now), key=str):

@@ -29,7 +29,7 @@ from momentum_transfer.images.labelled_images import ArrayImages, FileImages, La
 from momentum_transfer.images.parquet import table_entries, tables
 from momentum_transfer.images.reading import SUFFIXES, image_files
 from momentum_transfer.images.subsets import Selected
-from momentum_transfer.images.tar_shards import folder_entries, open_shards, pack
+from momentum_transfer.images.tar_shards import SHARD_BYTES, folder_entries, open_shards, pack
 from momentum_transfer.images.taxonomies import inaturalist_images
 
 
@@ -83,29 +83,26 @@ def every_image(root: str | Path, max_unreadable: int = 100) -> FileImages:
     return FileImages(files, [0] * len(files), ["unlabelled"], max_unreadable)
 
 
-def _image_folder(root: Path, split: str, max_unreadable: int) -> FileImages:
-    shards = open_shards(root, split, max_unreadable)
-    if shards is not None:
+def _image_folder(place: str | Path | None, split: str, max_unreadable: int) -> FileImages:
+    """Tar files in a folder or at a URL, else the folder's classes."""
+    if place is None or not is_url(place):
+        place = _folder(place, "imagefolder")
+    if (shards := open_shards(place, split, max_unreadable)) is not None:
         return shards
-    folder = root / split
+    if not isinstance(place, Path):
+        raise InputError(f"expected {split}-*.tar at {place}, found none; write them by `momentum-transfer data pack`")
+    folder = place / split
     if not folder.is_dir() or any(folder.glob("*.arrow")):
-        if root.is_dir() and tables(root):
+        if place.is_dir() and tables(place):
             raise InputError(
-                f"expected folders of images or tar files in {root}, found tables; "
-                f"momentum-transfer data pack {root} --shards OUT makes tar files of them"
+                f"expected folders of images or tar files in {place}, found tables; "
+                f"momentum-transfer data pack {place} --shards OUT makes tar files of them"
             )
         raise InputError(f"expected one folder per class in {folder}, found none; check DATA.ROOT and the split")
     layout = f"one folder per class in {folder}"
     found = _torchvision("imagefolder", lambda: torchvision.datasets.ImageFolder(str(folder)), layout)
     paths, labels = zip(*found.samples, strict=True)
     return FileImages(paths, labels, found.classes, max_unreadable)
-
-
-def _image_folder_at(url: str, split: str, max_unreadable: int) -> FileImages:
-    shards = open_shards(url, split, max_unreadable)
-    if shards is None:
-        raise InputError(f"expected {split}-*.tar at {url}, found none; write them with `momentum-transfer data pack`")
-    return shards
 
 
 def _file_list(root: Path, file_list: str | Path | None, max_unreadable: int) -> FileImages:
@@ -221,8 +218,8 @@ def build_dataset(
         data = DigitImages(split, image_size, variant, seed, renderings)
     elif name == "filelist":
         data = _file_list(_folder(root, name), file_list, max_unreadable)
-    elif name == "imagefolder" and root is not None and is_url(root):
-        data = _image_folder_at(str(root), split, max_unreadable)
+    elif name == "imagefolder":
+        data = _image_folder(root, split, max_unreadable)
     else:
         data = _of_folder(name, _folder(root, name), split, max_unreadable)
     return subsets.select(
@@ -231,25 +228,23 @@ def build_dataset(
     )  # fmt: skip
 
 
-def packed_folders(folder: Path, target: Path) -> None:
+def packed_folders(folder: Path, target: Path, shard_bytes: int = SHARD_BYTES) -> None:
     """Pack ``folder``'s splits (train, val, test), or ``folder`` as train, into tar files: image files, or tables."""
     if not folder.is_dir():
         raise InputError(f"expected a folder of images, found no folder {folder}; check the path")
     of_split = tables(folder)
     for split, files in of_split.items():
-        pack(table_entries(files), target, split)
+        pack(table_entries(files), target, split, shard_bytes)
     splits = [name for name in ("train", "val", "test") if (folder / name).is_dir()]
     for split in () if of_split else splits or ["train"]:
         part = folder / split if splits else folder
         images = unlabelled_folder(part, ".") or _image_folder(part, ".", 0)
         # names as fingerprints know them: file and folder
         base = part if images.classes != ["unlabelled"] else part.resolve().parent
-        pack(folder_entries(images, base), target, split)
+        pack(folder_entries(images, base), target, split, shard_bytes)
 
 
 def _of_folder(name: str, folder: Path, split: str, max_unreadable: int) -> LabelledImages:
-    if name == "imagefolder":
-        return _image_folder(folder, split, max_unreadable)
     if name == "stl10":
         return _stl10(folder, split)
     if name == "inaturalist":

@@ -102,12 +102,11 @@ class ShardImages(FileImages):
         self.place, self.shards, self.index, self.paths = place, about.shards, index, index["name"]
         self._unreadable = torch.zeros(len(index), dtype=torch.bool).share_memory_()
 
-    def keys(self, content: bool) -> Iterator[str]:
+    def keys(self, content: bool) -> Iterator[bytes]:
         """What changes when an archive does, or with ``content`` when an image's bytes do."""
-        for position in range(len(self)) if content else ():
-            yield hashlib.sha256(self._content(position)).hexdigest()
-        for name, _ in () if content else self.shards:
-            yield f"{name} {self.place.version(name)}\n"
+        if content:
+            return (hashlib.sha256(self._content(position)).hexdigest().encode() for position in range(len(self)))
+        return (f"{name} {self.place.version(name)}\n".encode() for name, _ in self.shards)
 
     def archive(self, entry: Any) -> str:
         """Where the archive of an entry is."""
@@ -263,9 +262,9 @@ def open_shards(root: str | Path, split: str, max_unreadable: int = 100) -> Shar
     place = _Place(str(root))
     try:
         tars = place.tars(split)
-        beside = [place.file(f"{split}.index{suffix}") for suffix in (".npy", ".json")] if tars else []
         if not tars:
             return None
+        beside = [place.file(f"{split}.index{suffix}") for suffix in (".npy", ".json")]
         if beside[0] and beside[1]:
             about, index = _load(beside[0], beside[1])
             if about.shards != tars:
@@ -294,8 +293,8 @@ def folder_entries(images: FileImages, folder: Path) -> Iterator[Entry]:
         yield key, path.suffix, path.read_bytes(), int(label) if labelled else None
 
 
-def pack(entries: Iterable[Entry], target: Path, split: str, shard_bytes: int = SHARD_BYTES) -> int:
-    """Write images as ``SPLIT-*.tar`` with their index into ``target``, in their order; the number of archives.
+def pack(entries: Iterable[Entry], target: Path, split: str, shard_bytes: int) -> None:
+    """Write images as ``SPLIT-*.tar`` with their index into ``target``, in their order.
 
     A dot or an equal name in the way of WebDataset's keys becomes ``_``.
     """
@@ -317,14 +316,12 @@ def pack(entries: Iterable[Entry], target: Path, split: str, shard_bytes: int = 
                 while key in seen:
                     key += "_"
                 seen.add(key)
-                for ending, data in ((suffix, content), (".cls", b"" if label is None else b"%d" % label)):
-                    if data:
-                        info = tarfile.TarInfo(key + ending)
-                        info.size = len(data)
-                        archive.addfile(info, BytesIO(data))
+                for ending, data in ((suffix, content), *([] if label is None else [(".cls", b"%d" % label)])):
+                    info = tarfile.TarInfo(key + ending)
+                    info.size = len(data)
+                    archive.addfile(info, BytesIO(data))
                 entry = next(waiting, None)
         number += 1
     place = _Place(str(target))
     _save(target / split, *_scan(place, place.tars(split)))
     say(f"{counted(len(seen), 'image')} in {counted(number, 'tar file')}: {target}/{split}-*.tar")
-    return number

@@ -17,6 +17,7 @@ import PIL.ImageFilter
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
 from momentum_transfer.core.errors import InputError
@@ -232,7 +233,7 @@ def sample_seed(seed: int, epoch: int, index: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-class TwoViewDataset:
+class TwoViewDataset(Dataset[tuple[Tensor, Tensor, int, int]]):
     """`self[i] -> (view1, view2, label, i)`, a pure function of (seed, epoch, i).
 
     Each sample seeds its own generator, so neither the number of workers, nor the order, nor an interruption changes

@@ -1,10 +1,12 @@
 """The terminal: lines, progress and tables."""
 
+import argparse
 import time
 
 import pytest
 
 from momentum_transfer.core import log
+from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.errors import InputError, printable
 from momentum_transfer.core.log import ProgressLine, table, track
 from tests.attacks.outcome import STEERING
@@ -104,9 +106,8 @@ def test_letters_marks_and_emoji_of_any_script_stay_as_they_are():
         assert printable(text) == text
 
 
-def test_a_call_that_counts_nothing_gives_a_sign_of_life(capsys, monkeypatch):
-    monkeypatch.setattr(log, "PLAIN_INTERVAL", 0.01)
-    with log.waiting("tracing"):
+def test_a_call_that_counts_nothing_gives_a_sign_of_life(capsys):
+    with log.waiting("tracing", every=0.01):
         time.sleep(0.2)
     first, *others = capsys.readouterr().out.splitlines()
     assert first == "tracing"
@@ -116,23 +117,31 @@ def test_a_call_that_counts_nothing_gives_a_sign_of_life(capsys, monkeypatch):
     assert capsys.readouterr().out == ""
 
 
-def test_a_line_comes_while_nothing_is_said_and_none_while_lines_come(capsys, monkeypatch):
-    monkeypatch.setattr(log, "PLAIN_INTERVAL", 0.1)
-    with log.speaking(), log.never_silent():
+def test_a_line_comes_while_nothing_is_said_and_none_while_lines_come(capsys):
+    with log.never_silent(every=0.1):
         time.sleep(0.6)
     assert "working, 0 s so far" in capsys.readouterr().out
-    monkeypatch.setattr(log, "PLAIN_INTERVAL", 60.0)
-    with log.speaking(), log.never_silent():
+    with log.never_silent(every=60.0):
         time.sleep(0.3)
     assert capsys.readouterr().out == ""
 
 
-def test_a_step_that_does_not_end_repeats_where_the_work_stands(capsys, monkeypatch):
-    with log.speaking(), log.never_silent(), log.ProgressLine("train", 4) as line:
+def test_no_line_comes_while_another_process_speaks(capsys):
+    with log.never_silent(every=0.01), log.silent():
+        time.sleep(0.2)
+    assert capsys.readouterr().out == ""
+
+
+def test_every_tool_is_never_silent_while_it_runs(capsys):
+    assert run_tool(argparse.ArgumentParser(), lambda _: log._stands[-1](), []) == 0
+    assert capsys.readouterr().out == "working, 0 s so far\n"
+    assert log._stands == []
+
+
+def test_a_step_that_does_not_end_repeats_where_the_work_stands(capsys):
+    with log.never_silent(every=0.1), log.ProgressLine("train", 4) as line:
         line.advance(note="loss 1.5")
-        monkeypatch.setattr(log, "PLAIN_INTERVAL", 0.1)
         time.sleep(0.4)
-        monkeypatch.setattr(log, "PLAIN_INTERVAL", 60.0)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 1
     assert all(line.startswith("train: 1/4 in 0 s") and line.endswith("loss 1.5") for line in lines)

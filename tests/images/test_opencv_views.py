@@ -20,8 +20,6 @@ from momentum_transfer.images.datasets import ArrayImages, FileImages
 from momentum_transfer.images.subsets import Selected
 from momentum_transfer.images.views import TwoViewDataset, build_views
 
-pytest.importorskip("cv2", reason="OpenCV is an extra")
-
 #: Levels of 255: the most that an operation's pixels may differ on average, and the average with its sign, by channel.
 TOLERANCE, BIAS = 1.5, 0.75
 
@@ -81,14 +79,14 @@ def test_every_operation_is_pillows_within_the_tolerance(name: str):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_draws_the_same_numbers_and_gives_pillows_views(recipe: str):
     plain = {"mean": (0, 0, 0), "std": (1, 1, 1)}
-    by_pillow, by_opencv = (build_views(recipe, 64, **plain, backend=name) for name in ("pillow", "opencv"))  # type: ignore[arg-type]
+    by_pillow, by_opencv = (build_views(recipe, 64, **plain, backend=name) for name in ("pillow", "opencv"))
     for seed in range(12):
         image = PIL.Image.fromarray(photograph(seed % 3, *((202, 242), (30, 200), (190, 40))[seed % 3]))
         torch.manual_seed(seed)
-        expected = by_pillow(image)  # type: ignore[arg-type]
+        expected = by_pillow(image)
         state = torch.random.get_rng_state()
         torch.manual_seed(seed)
-        found = by_opencv(image)  # type: ignore[arg-type]
+        found = by_opencv(image)
         assert torch.equal(torch.random.get_rng_state(), state)
         for ours, pillows in zip(found, expected, strict=True):
             assert ours.shape == pillows.shape == (3, 64, 64)
@@ -120,7 +118,7 @@ def test_image_files_are_decoded_to_pillows_pixels_and_damaged_ones_replaced_ali
 def test_views_are_the_same_in_workers_and_alone():
     data = ArrayImages(np.stack([photograph(k, 40, 48) for k in range(6)]), [0, 1, 2] * 2, ["a", "b", "c"])
     views = TwoViewDataset(data, build_views("byol", 32, backend="opencv"), seed=3)
-    loader = torch.utils.data.DataLoader(views, batch_size=3, num_workers=2)  # type: ignore[arg-type]
+    loader = torch.utils.data.DataLoader(views, batch_size=3, num_workers=2)
     first, second = (torch.cat([batch[k] for batch in loader]) for k in range(2))
     for index in (5, 0):
         assert torch.equal(views[index][0], first[index])

@@ -5,6 +5,7 @@ import os
 import tarfile
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import PIL.Image
 import pytest
@@ -14,8 +15,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.images import tar_shards
 from momentum_transfer.images.content import fingerprint, shared_images
 from momentum_transfer.images.datasets import build_dataset, packed_folders
-from momentum_transfer.images.labelled_images import FileImages
-from momentum_transfer.images.tar_shards import ShardImages, folder_entries, open_shards, pack
+from momentum_transfer.images.tar_shards import ShardImages, open_shards
 from momentum_transfer.images.views import TwoViewDataset, build_views
 from momentum_transfer.lowshot.features.extract import data_hash
 
@@ -32,9 +32,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def shards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tar_shards.pack, "__defaults__", (3000,))
-    packed_folders(folder, folder.parent / "shards")
+def shards(folder: Path) -> Path:
+    packed_folders(folder, folder.parent / "shards", shard_bytes=3000)
     return folder.parent / "shards"
 
 
@@ -61,7 +60,7 @@ def test_two_views_are_bit_for_bit_those_of_the_folder_in_workers_too(folder: Pa
     views = [
         TwoViewDataset(build_dataset("imagefolder", root), build_views("byol", 8), seed=2) for root in (folder, shards)
     ]
-    loader = torch.utils.data.DataLoader(views[1], batch_size=9, num_workers=1)  # type: ignore[arg-type]
+    loader = torch.utils.data.DataLoader(views[1], batch_size=9, num_workers=1)
     first, second, labels, _ = next(iter(loader))
     for index in range(9):
         expected = views[0][index]
@@ -74,10 +73,10 @@ def test_a_damaged_image_is_replaced_as_in_the_folder(folder: Path, monkeypatch:
     path = next((folder / "train" / "bee").iterdir())
     path.write_bytes(path.read_bytes()[:60])
     packed_folders(folder, folder.parent / "shards")
-    files, packed = (build_dataset("imagefolder", root) for root in (folder, folder.parent / "shards"))
+    files, packed = build_dataset("imagefolder", folder), opened(folder.parent / "shards")
     for index in range(len(files)):
         np.testing.assert_array_equal(np.asarray(packed[index][0]), np.asarray(files[index][0]))
-    assert ":bee/" in packed._name(4)  # type: ignore[attr-defined]
+    assert ":bee/" in packed._name(4)
 
 
 def test_test_images_that_train_too_are_found_in_shards(folder: Path, shards: Path, tmp_path: Path):
@@ -107,7 +106,6 @@ def test_an_archive_that_vanishes_makes_its_images_unreadable(shards: Path):
 
 
 def test_shards_at_a_url_are_read_there(shards: Path):
-    fsspec = pytest.importorskip("fsspec")
     memory = fsspec.filesystem("memory")
     memory.put(f"{shards}/", "/bucket/shards/", recursive=True)
     here, there = opened(shards), build_dataset("imagefolder", "memory://bucket/shards", "train")
@@ -236,12 +234,22 @@ def test_packing_keeps_names_apart_that_webdataset_would_join(tmp_path: Path):
         packed_folders(tmp_path / "x", tmp_path / "out")
 
 
+def test_an_empty_file_keeps_its_place(tmp_path: Path):
+    (tmp_path / "x" / "k").mkdir(parents=True)
+    for name, content in (("a.png", png(1)), ("b.png", b""), ("c.png", png(3))):
+        (tmp_path / "x" / "k" / name).write_bytes(content)
+    packed_folders(tmp_path / "x", tmp_path / "out")
+    data = opened(tmp_path / "out")
+    assert [os.fsdecode(path) for path in data.paths] == ["k/a.png", "k/b.png", "k/c.png"]
+    assert data.labels.tolist() == [0, 0, 0]
+
+
 def test_pack_is_a_function_of_the_images_alone(folder: Path, tmp_path: Path):
-    files = build_dataset("imagefolder", folder)
     for name in ("one", "two"):
-        assert isinstance(files, FileImages)
-        pack(folder_entries(files, folder / "train"), tmp_path / name, "train")
+        packed_folders(folder, tmp_path / name)
     names = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert names == ["train-000000.tar", "train.index.json", "train.index.npy"]
+    assert names == [
+        f"{split}{end}" for split in ("train", "val") for end in ("-000000.tar", ".index.json", ".index.npy")
+    ]
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from momentum_transfer.backbones.convert import export_backbone
+from momentum_transfer.backbones.norms.batch_norm import use_fused_sync
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.checkpoints import CheckpointFolder, load
@@ -125,6 +126,19 @@ def test_what_is_frozen_stays_bit_equal_in_student_and_teacher_and_the_rest_move
         equal = {name: torch.equal(state[f"{who}.backbone.{name}"], value) for name, value in given.items()
                  if "tracked" not in name}  # fmt: skip
         assert equal == {name: stay(name) for name in equal}
+
+
+def test_frozen_statistics_stay_under_torchs_own_layers_of_a_gpu_too(continued):
+    run = begun(continued({"NORM.STUDENT": "SyncBN", "NORM.TEACHER": "SyncBN", "METHOD.NAME": "byol"}))
+    run.cfg.defrost()
+    run.cfg.NORM.WEIGHTS_STATISTICS = "frozen"
+    use_fused_sync(run.method)
+    run.start.freeze(run.method)
+    run.method.train()
+    for network in ("student", "teacher"):
+        layers = [m for m in run.method.backbone(network).modules() if isinstance(m, torch.nn.SyncBatchNorm)]
+        assert layers
+        assert not any(layer.training for layer in layers)
 
 
 def test_estimated_statistics_are_those_of_the_new_images(continued):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
@@ -111,3 +112,53 @@ def test_a_flat_folder_of_photographs_is_pretrained_on(tmp_path):
     assert "Traceback" not in done.stderr
     done = run_tool("pretrain", *run, "OUTPUT_DIR", tmp_path / "third", "SOLVER.BATCH_SIZE", "4")  # the digits' recipe
     assert "choose a recipe for images: DATA.VIEWS byol, " in done.stderr
+
+
+TINY = [
+    *("MODEL.ARCH", "resnet10", "MODEL.WIDTH", "4", "HEAD.HIDDEN", "16", "HEAD.OUTPUT", "8", "DATA.IMAGE_SIZE", "32"),
+    *("SOLVER.BATCH_SIZE", "8", "SOLVER.STEPS", "50", "DATA.WORKERS", "0", "RUN.DEVICE", "cpu"),
+]
+
+
+@pytest.fixture(scope="module")
+def detection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    made = own_set.make(24, 0)
+    own_set.write_coco(made, folder / "coco")
+    own_set.write_yolo(made, folder / "yolo")
+    return folder
+
+
+@pytest.mark.parametrize("form", ["coco/annotations/instances_train.json", "yolo"])
+def test_a_detection_set_pretrains_on_its_images_that_train(form: str, detection, tmp_path):
+    given = ["--train", detection / form, "--stop-after", "1", "OUTPUT_DIR", tmp_path / "run", *TINY]
+    done = run_tool("pretrain", "--config", "pretrain/own_small", *given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    trained = [one.name for one in own_set.make(24, 0) if one.split == "train"]
+    assert f"{len(trained)} images of {detection / form}, without labels" in done.stdout
+    settings = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    listed = Path(settings["DATA"]["FILE_LIST"]).read_text().splitlines()
+    assert {Path(line.rpartition(" ")[0]).stem for line in listed} == set(trained)
+
+
+@pytest.mark.parametrize(
+    ("train", "overrides", "message"),
+    [
+        ("nowhere", [], "found '{}', where there is no folder or file either"),
+        ("classes", [], "expected every class once in {}/classes.txt"),
+        ("yolo", ["METHOD.NAME", "supervised"], "expected folders of classes for METHOD.NAME supervised, found boxes"),
+    ],
+)
+def test_a_detection_set_that_cannot_pretrain_is_one_line(train, overrides, message, detection, tmp_path):
+    broken = tmp_path / "classes"
+    broken.mkdir()
+    (broken / "classes.txt").write_text("a\na\n")
+    Image.new("RGB", (9, 9)).save(broken / "0.png")
+    (broken / "0.txt").write_text("0 .5 .5 1 1\n")
+    place = detection / train if train == "yolo" else tmp_path / train
+    given = ["--train", place, "OUTPUT_DIR", tmp_path / "run", *TINY, *overrides]
+    done = run_tool("pretrain", "--config", "pretrain/own_small", *given)
+    assert done.returncode == 2
+    assert message.format(place) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()

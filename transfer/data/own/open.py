@@ -18,6 +18,7 @@ from momentum_transfer.core.files import cache_root, set_title, sha256_of_text, 
 from momentum_transfer.images.class_folders import is_class_folders
 from momentum_transfer.images.subsets import stratified_split
 from momentum_transfer.transfer.data.annotations import DetectionData, coco_content, decode_mask, open_dataset
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.data.own import coco_json, voc_xml, yolo
 from momentum_transfer.transfer.data.own.labelled import (
     Box,
@@ -108,6 +109,28 @@ def open_own(
     return OwnData(name, whole.form, opened[0], opened[1], masks, tuple(dict.fromkeys(notes)))
 
 
+def training_images(train: str) -> list[Path]:
+    """The image files of a set that trains detectors, for what needs no labels; none of a folder without labels.
+
+    Args:
+        train: a folder or file as of `open_own`, or a name of DATASETS.TRAIN. Of a set with a split of its own the
+            part that trains is taken.
+
+    Raises:
+        InputError: with the file and line of what is wrong.
+    """
+    source = Path(train).expanduser()
+    if not source.exists():
+        try:
+            data = get_dataset(train)
+        except InputError as error:
+            raise InputError(f"{error}, where there is no folder or file either") from error
+        return [data.image_path(image) for image in data.load()["images"]]
+    if source.is_dir() and not _forms(source):
+        return []
+    return [image.file for image in _part(_read_set(source), "train")]
+
+
 def _existing(path: str | Path) -> Path:
     found = Path(path).expanduser()
     if not found.exists():
@@ -123,14 +146,7 @@ def _read_set(source: Path, images: Path | None = None) -> LabelledSet:
         if source.suffix in (".yaml", ".yml"):
             return yolo.read_yolo(source, images)
         raise InputError(f"expected a folder, a COCO .json or YOLO's data.yaml, found {source}")
-    named = [file for file in sorted(source.glob("*.y*ml")) if yolo.is_data_yaml(file)]
-    forms = {
-        coco_json.FORM: bool(coco_json.coco_files(source)),
-        voc_xml.FORM: bool(voc_xml.xml_files(source)),
-        yolo.FORM: bool(named)
-        or (yolo.names_file(source) is not None and any(yolo.labelled_files(source, images).values())),
-    }
-    present = [form for form, here in forms.items() if here]
+    present = _forms(source, images)
     if len(present) > 1:
         raise InputError(f"expected labels in one form in {source}, found {' and '.join(present)}; give one of them")
     if not present:
@@ -139,7 +155,23 @@ def _read_set(source: Path, images: Path | None = None) -> LabelledSet:
         return coco_json.read_coco(source, images)
     if present[0] == voc_xml.FORM:
         return voc_xml.read_voc(source, images)
-    return yolo.read_yolo(named[0] if named and images is None else source, images)
+    named = _data_yaml(source) if images is None else None
+    return yolo.read_yolo(named or source, images)
+
+
+def _forms(source: Path, images: Path | None = None) -> list[str]:
+    """The forms of the labels that a folder holds."""
+    forms = {
+        coco_json.FORM: bool(coco_json.coco_files(source)),
+        voc_xml.FORM: bool(voc_xml.xml_files(source)),
+        yolo.FORM: _data_yaml(source) is not None
+        or (yolo.names_file(source) is not None and any(yolo.labelled_files(source, images).values())),
+    }
+    return [form for form, here in forms.items() if here]
+
+
+def _data_yaml(source: Path) -> Path | None:
+    return next(filter(yolo.is_data_yaml, sorted(source.glob("*.y*ml"))), None)
 
 
 def _no_form(source: Path, images: Path | None) -> InputError:

@@ -15,7 +15,7 @@ from PIL import Image
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.data.annotations import decode_mask, encode_mask
 from momentum_transfer.transfer.data.detection_datasets import get_dataset
-from momentum_transfer.transfer.data.own.open import open_own
+from momentum_transfer.transfer.data.own.open import open_own, training_images
 from tests.transfer import own_set
 
 
@@ -42,6 +42,24 @@ def test_voc_yolo_and_coco_are_one_set_to_the_last_bit(forms: Path, split: float
         assert all(other == first for other in others)
     assert read[0].train.classes == ("flower", "pagoda", "tree")
     assert [one.masks for one in read] == ["", "", ""]
+
+
+def test_images_without_their_labels_are_those_that_train_in_every_form(forms: Path, tmp_path: Path):
+    """Of a set's own split; of a single file, and of one that a name gives, LVIS's too, all."""
+    made = own_set.make(12, 0)
+    trained, tested = ({one.name for one in made if one.split == split} for split in ("train", "val"))
+    for form in ("coco", "coco_boxes", "voc", "yolo", "yolo_segments", "yolo/data.yaml"):
+        assert {file.stem for file in training_images(str(forms / form))} == trained
+    json_file = forms / "coco/annotations/instances_val.json"
+    assert {file.stem for file in training_images(str(json_file))} == tested
+    lvis = json.loads(json_file.read_text())
+    for image in lvis["images"]:
+        image["coco_url"] = f"http://images.cocodataset.org/val/{image.pop('file_name')}"
+    (tmp_path / "lvis.json").write_text(json.dumps(lvis))
+    found = training_images(f"{forms / 'coco/images'}:{tmp_path / 'lvis.json'}")
+    assert {file.stem for file in found} == tested
+    assert all(file.is_file() for file in found)
+    assert training_images(str(forms / "flat")) == []
 
 
 def test_boxes_are_those_that_were_drawn(forms: Path):
