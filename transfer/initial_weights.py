@@ -19,6 +19,7 @@ from momentum_transfer.backbones.timm_network import TimmArchitecture
 from momentum_transfer.core.checkpoints import read_archive
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import RANDOM_OF, is_hub_name, sha256_of, weights_name
+from momentum_transfer.core.log import warn
 from momentum_transfer.transfer import any_backbone
 
 #: A ResNet's tensor within a detector. The extra norm of C4 heads, ``roi_heads.res5.norm``, is the detector's own.
@@ -86,6 +87,11 @@ def read_initial(
     if asked is None and isinstance(found, Architecture):
         names = detectron2_names(found)
         state = {names[name]: tensor for name, tensor in source.state.items()}
+        if cfg is not None and found.style == "caffe" and not cfg.MODEL.RESNETS.STRIDE_IN_1X1:
+            warn(
+                f"{weights} is a {found}; only Detectron2's engine builds it: MODEL.RESNETS.STRIDE_IN_1X1 True INPUT."
+                "FORMAT BGR MODEL.PIXEL_MEAN '[103.53, 116.28, 123.675]' MODEL.PIXEL_STD '[1, 1, 1]'"
+            )
         return InitialWeights(**fields, backbone=state)
     if asked is None or cfg is None:
         raise InputError(
