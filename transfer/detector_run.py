@@ -18,8 +18,7 @@ from momentum_transfer.transfer import config
 from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.few_shot import FewShot
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData
-from momentum_transfer.transfer.engines import choose_engine
-from momentum_transfer.transfer.experiment import Engine, Predictor
+from momentum_transfer.transfer.experiment import Engine, Predictor, choose_engine
 from momentum_transfer.transfer.initial_weights import (
     WEIGHTS,
     InitialWeights,

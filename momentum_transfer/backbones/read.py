@@ -95,7 +95,18 @@ def load_backbone(
             containers.refuse_other_models(tree, tables, file)
         reading = choose(tables, tree, network, family, file, hints)
         reading.report.dropped.update(containers.leftovers(tree, tables))
-    if reading.network == ONLY and "network" in carried:  # the layout does not show it
+    _settle_network(reading, network, carried, file)
+    source = _finish(reading, carried, file)
+    on_hub = is_hub_name(path)
+    source.name = weights_name(path if on_hub else file)
+    if on_hub:
+        source.metadata["source"] = hub.origin(path, file)
+    return source
+
+
+def _settle_network(reading: Reading, network: str | None, carried: Mapping[str, str], file: Path) -> None:
+    """Which network it is, by the metadata where the layout does not show it; InputError if another was asked for."""
+    if reading.network == ONLY and "network" in carried:
         reading.network = carried["network"]
         reading.report.notes[-1] = f"network: {reading.network}, as the file's metadata says"
     for note in reading.report.notes:
@@ -103,12 +114,6 @@ def load_backbone(
     if network is not None and reading.network != network:
         held = "one network and does not say which" if reading.network == ONLY else f"the {reading.network} only"
         raise InputError(f"expected the {network}, found a file that holds {held}: {file}; leave --network out")
-    source = _finish(reading, carried, file)
-    on_hub = is_hub_name(path)
-    source.name = weights_name(path if on_hub else file)
-    if on_hub:
-        source.metadata["source"] = hub.origin(path, file)
-    return source
 
 
 def _own(tree: Any, carried: Mapping[str, str], file: Path) -> Reading | None:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import weights_name
-from momentum_transfer.report.aggregate import DESCRIPTIVE, Record, aggregate, time_of, trial_of
+from momentum_transfer.report.aggregate import DESCRIPTIVE, Record, aggregate, checkpoint_of, time_of, trial_of
 from momentum_transfer.report.differences import RESAMPLES, Comparisons
 from momentum_transfer.report.figures import Plot
 from momentum_transfer.report.plots import Gain, gain_plot
@@ -78,12 +77,12 @@ class Scores:
 
     def checked(self, study: Study) -> list[Checked]:
         """The study's checks."""
-        names = dict.fromkeys(weights_name(str(record["checkpoint"].get("name", ""))) for record in self.records)
+        names = dict.fromkeys(checkpoint_of(record) for record in self.records)
         return checked(study, [name for name in names if name in self.runs], self.curves, self.values)
 
     def without(self, failed: Collection[str]) -> "Scores":
         """The scores of the other runs."""
-        left = [one for one in self.records if weights_name(str(one["checkpoint"].get("name", ""))) not in failed]
+        left = [one for one in self.records if checkpoint_of(one) not in failed]
         return Scores(left, self.runs, self.curves)
 
 
@@ -180,7 +179,7 @@ def _selected(
     chosen: dict[Hashable, dict[int, Record]] = {}
     kinds: dict[Hashable, tuple[str, ...]] = {}
     for record in records:
-        name = weights_name(str(record["checkpoint"].get("name", "")))
+        name = checkpoint_of(record)
         if (record["task"], record["metric"]) != (task, metric) or record["value"] is None:
             continue
         if (key := _key(record, name, runs, selection)) is None:
