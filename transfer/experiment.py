@@ -1,4 +1,4 @@
-"""What an engine gets, does and returns: an experiment, the protocol of both engines, and the choice between them.
+"""What an engine gets, does and returns: an experiment, the protocol of both engines, and a finished fine-tuning.
 
 An experiment is settings with their data opened and their weights read; nothing later looks a name up again. Scoring is
 outside both engines, so that their numbers compare like with like.
@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import numpy as np
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.initial_weights import InitialWeights
 from momentum_transfer.transfer.predictions import Predictions, Score
 from momentum_transfer.transfer.tasks.task import Task
@@ -83,31 +82,3 @@ class Engine(Protocol):
     def predictor(self, cfg: CfgNode, detector: InitialWeights) -> Predictor:
         """A trained detector for images in memory; it finds what ``predict`` finds."""
         ...
-
-
-def choose_engine(name: str, cfg: CfgNode) -> tuple[Engine, str]:
-    """The engine to use, and one sentence that says why.
-
-    Args:
-        name: ``auto``, ``detectron2`` or ``torchvision``. ``auto`` takes Detectron2 where it imports and can run the
-            config, because it is the papers' own code, and torchvision otherwise.
-
-    Raises:
-        InputError: the name is unknown, or no engine that may be used can run the config.
-    """
-    from momentum_transfer.transfer.detectron2_engine.engine import Detectron2Engine
-    from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
-
-    engines: dict[str, Engine] = {"detectron2": Detectron2Engine(), "torchvision": TorchvisionEngine()}
-    if name != "auto":
-        if name not in engines:
-            raise InputError(f"expected an engine among auto, {', '.join(engines)}, found {name!r}")
-        if reason := engines[name].unsupported(cfg):
-            raise InputError(f"the {name} engine cannot run this config: {reason}")
-        return engines[name], f"engine {name}, as asked"
-    reason = engines["detectron2"].unsupported(cfg)
-    if reason is None:
-        return engines["detectron2"], "engine detectron2: it is installed and runs this config"
-    if other := engines["torchvision"].unsupported(cfg):
-        raise InputError(f"no engine can run this config: detectron2: {reason}; torchvision: {other}")
-    return engines["torchvision"], f"engine torchvision, because detectron2 cannot be used: {reason}"

@@ -127,8 +127,7 @@ def _of_boxes(cfg: CfgNode, train: str, source: OwnSource) -> tuple[Detection, l
     own = open_own(train, source.val, source.split, seed=cfg.SEED, title=source.title, images=source.images)
     for line in own.lines():
         say(line)
-    few_shot = FewShot.of(cfg)
-    task = Detection([own.train], [own.val], detections=cfg.TEST.DETECTIONS_PER_IMAGE, few_shot=few_shot)
+    task = Detection([own.train], [own.val], detections=cfg.TEST.DETECTIONS_PER_IMAGE, few_shot=FewShot.of(cfg))
     names = [FittedSetting(f"DATASETS.{k}", [name], "") for k, name in zip(("TRAIN", "TEST"), own.specs, strict=True)]
     return task, [*names, *settings_of_data(cfg, task.sets())]
 

@@ -82,8 +82,7 @@ class Scores:
 
     def without(self, failed: Collection[str]) -> "Scores":
         """The scores of the other runs."""
-        left = [one for one in self.records if checkpoint_of(one) not in failed]
-        return Scores(left, self.runs, self.curves)
+        return Scores([one for one in self.records if checkpoint_of(one) not in failed], self.runs, self.curves)
 
 
 def answers(
@@ -91,9 +90,7 @@ def answers(
     resamples: int = RESAMPLES,
 ) -> list[Answer]:  # fmt: skip
     """Every comparison of the study; arguments as of ``Scores``. InputError if a selection means several scores."""
-    scores = Scores(records, runs, curves)
-    checks = scores.checked(study)
-    left = scores.without([name for one in checks for name in one.failed])
+    scores, checks, left = _checked(study, records, runs, curves)
     primaries = study.primaries()
     found = [_answer(asked, left, resamples) for asked in study.compare]
     why = {n: _unready(study, one, scores, checks) for n, one in enumerate(found) if one.asked in primaries}
@@ -106,6 +103,13 @@ def answers(
         replace(one, word=words[n][0], p=words[n][1]) if n in words and not why[n] else _untested(one, why.get(n))
         for n, one in enumerate(found)
     ]
+
+
+def _checked(study: Study, *given: Any) -> tuple[Scores, list[Checked], Scores]:
+    """All scores, the checks, and the scores of the runs that they leave."""
+    scores = Scores(*given)
+    checks = scores.checked(study)
+    return scores, checks, scores.without([name for one in checks for name in one.failed])
 
 
 def _untested(one: Answer, why: str | None) -> Answer:
@@ -129,9 +133,7 @@ def _unready(study: Study, one: Answer, scores: Scores, checks: Sequence[Checked
 
 def notes(study: Study, records: Sequence[Record], runs: Mapping[str, Any], curves: Sequence[Curve] = ()) -> list[str]:
     """What was checked, and the slopes, a line each; arguments as of ``Scores``."""
-    scores = Scores(records, runs, curves)
-    checks = scores.checked(study)
-    left = scores.without([name for one in checks for name in one.failed])
+    _, checks, left = _checked(study, records, runs, curves)
     orders = (line for one in study.orders for line in order(one, left.values))
     return [*(f"Check: {one.text}." for one in checks), *(f"{trend(one, left.values)}." for one in study.trends),
             *(f"{line}." for line in orders)]  # fmt: skip
@@ -160,14 +162,8 @@ def _mean(same: Sequence[Record]) -> float:
 
 def _relabelled(name: str, place: int, same: Sequence[Record], whole: bool) -> dict[str, Any]:
     """A record of one side of a comparison, so that the report's rule applies to variants as to checkpoints."""
-    record = {
-        "task": "study",
-        "metric": same[0]["metric"] if whole else "value",
-        "value": _mean(same),
-        "trial": place,
-        "seed": place,
-        "checkpoint": {"name": name, "sha256": ""},
-    }
+    record = {"task": "study", "metric": same[0]["metric"] if whole else "value", "value": _mean(same), "trial": place,
+              "seed": place, "checkpoint": {"name": name, "sha256": ""}}  # fmt: skip
     return {**record, "items": same[0]["items"]} if whole else record
 
 
@@ -218,13 +214,9 @@ def _key(record: Record, name: str, runs: Mapping[str, Any], selection: Selectio
 
 def table_markdown(found: Sequence[Answer], said: Sequence[str] = ()) -> str:
     """The table as Markdown, and below it what ``notes`` says."""
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *(answer.cells() for answer in found)]
-    return (
-        "\n".join(
-            [*(f"| {' | '.join(cells)} |" for cells in lines), "", subjects(found), *(f"- {one}" for one in said)]
-        )
-        + "\n"
-    )
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *(answer.cells() for answer in found)]
+    lines = [*(f"| {' | '.join(cells)} |" for cells in rows), "", subjects(found), *(f"- {one}" for one in said)]
+    return "\n".join(lines) + "\n"
 
 
 def in_short(study: Study, found: Sequence[Answer]) -> str:
@@ -241,9 +233,8 @@ def subjects(found: Sequence[Answer]) -> str:
     """What the verdicts are about; one pretraining a side never reads as a method."""
     counts = [one.pretrainings for one in found if one.found is not None]
     methods = sorted({count for count in counts if count > 1})
-    parts = (
-        [f"methods, {' to '.join(map(str, dict.fromkeys((methods[0], methods[-1]))))} pretrainings"] if methods else []
-    )
+    numbers = " to ".join(map(str, dict.fromkeys((*methods[:1], *methods[-1:]))))
+    parts = [f"methods, {numbers} pretrainings"] if methods else []
     parts += [f"these checkpoints as they are ({counts.count(1)} of {len(counts)})"] if 1 in counts else []
     said = f"Verdicts are about {' and '.join(parts)}." if parts else "No verdicts yet."
     old = any(re.search(r"\b(ahead|behind)\b", one.asked.expected) for one in found)

@@ -90,9 +90,8 @@ def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
 def _write_curves(study: Study, curves: Sequence[Curve], folder: Path) -> None:
     wanted = {check.curve for check in study.checks if check.curve}
     for curve in (curve for curve in curves if curve.key in wanted):
-        lines = [
-            json.dumps({"step": step, curve.key: value}) for step, value in zip(curve.steps, curve.values, strict=True)
-        ]
+        pairs = zip(curve.steps, curve.values, strict=True)
+        lines = [json.dumps({"step": step, curve.key: value}) for step, value in pairs]
         file = folder / PRETRAINED / curve.run / "metrics.jsonl"
         before = file.read_text(encoding="utf-8") if file.is_file() else ""
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -162,16 +161,8 @@ def agreement(
         noise = _DEVIATIONS * statistics.stdev(others) if len(others) > 1 else 0.0
         equal, near = was == now, abs(was - now) <= noise
         word = "bit-equal" if equal else f"within seeds' noise (±{noise:.2g})" if near else f"apart (±{noise:.2g})"
-        rows.append(
-            (
-                checkpoint_of(record),
-                f"{record['task']} {record['metric']}",
-                was,
-                now,
-                word,
-                equal or (near and not same),
-            )
-        )
+        measure, agrees = f"{record['task']} {record['metric']}", equal or (near and not same)
+        rows.append((checkpoint_of(record), measure, was, now, word, agrees))
     return rows
 
 

@@ -36,10 +36,9 @@ def verdicts(
     for (key, one), p in zip(tested.items(), corrected(list(tested.values())), strict=True):
         direction = BETTER if one.value > 0 else WORSE
         found[key] = (direction if p <= ALPHA and one.value else NOT_SIGNIFICANT, p)
-    wished = {
-        key: (margin, equal_within(tested[key], margin)) for key, margin in (margins or {}).items() if key in tested
-    }
-    for (key, (margin, _)), p in zip(wished.items(), holm([p for _, p in wished.values()]), strict=True):
+    asked = {key: margin for key, margin in (margins or {}).items() if key in tested}
+    within = holm([equal_within(tested[key], margin) for key, margin in asked.items()])
+    for (key, margin), p in zip(asked.items(), within, strict=True):
         if p <= ALPHA:
             found[key] = (f"{EQUAL} {margin:g}", found[key][1])
     return found
@@ -61,11 +60,8 @@ def equal_within(comparison: Comparison, margin: float) -> float:
         scores = [score_test(*sides, comparison.items, min(1.0, margin / 100)) for sides in ((b, c), (c, b))]
         return float(max(special.ndtr(-far / error) if error else far <= 0 for far, error in scores))
     designs = comparison.designs or ((comparison.se, comparison.df, 0.0),)
-    return max(
-        _one_sided(margin - side * comparison.value, se, df, side * lean)
-        for se, df, lean in designs
-        for side in (1, -1)
-    )
+    tests = [(margin - side * comparison.value, se, df, side * lean) for se, df, lean in designs for side in (1, -1)]
+    return max(_one_sided(*one) for one in tests)
 
 
 def _one_sided(distance: float, se: float, df: float, lean: float) -> float:
