@@ -24,7 +24,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say, table
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.config import check_settings
-from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.detector_run import choose_engine
 from momentum_transfer.transfer.experiment import Experiment
 from momentum_transfer.transfer.initial_weights import InitialWeights, read_trained
 from momentum_transfer.transfer.tasks import open_task

@@ -214,7 +214,8 @@ def _features(
     layer = PIXELS
     if isinstance(network.network, StageFeatures):
         architecture = network.network.backbone.architecture
-        pool = "" if isinstance(architecture, Architecture) else f" {cfg.FEATURES.POOL} of {architecture}"
+        usual = isinstance(architecture, Architecture) and architecture.style == "pytorch"
+        pool = "" if usual else f" {cfg.FEATURES.POOL} of {architecture}"
         layer = f"{cfg.FEATURES.LAYER}{pool}"
     about = About(
         weights=network.weights,

@@ -78,27 +78,19 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("checkpoint", help="a file, an output folder of tools/pretrain.py, hf:org/name, or random-of:CKPT")
     add("out", help="OUT.pkl (Detectron2), OUT.pth or OUT.safetensors (torchvision's or timm's names)")
-    add(
-        "--network",
-        choices=("student", "teacher"),
-        help="network to take; default: what the paper evaluates",
-    )
+    add("--network", choices=("student", "teacher"), help="network to take; default: what the paper evaluates")
     add("--family", choices=sorted(BY_NAME), help="layout of the checkpoint; default: the one that fits best")
-    add("--arch", metavar="TEXT", help="architecture, where it cannot be inferred: timm:NAME")
-    add("--resize-positions", action="store_true",
-                      help="resample position embeddings to the img_size of --arch")  # fmt: skip
-    add(
-        "--without-prefix",
-        action="store_true",
-        help="a ViT's .pkl without its CLS token and registers, which is another function",
-    )
+    add("--arch", metavar="TEXT", help="architecture, where no tensor shows it: timm:NAME, resnet50?style=caffe")
+    add("--resize-positions", action="store_true", help="resample position embeddings to the img_size of --arch")
+    without = "a ViT's .pkl without its CLS token and registers, which is another function"
+    add("--without-prefix", action="store_true", help=without)
     add("--report", metavar="FILE.json", help="write what became of every key")
     rescale = parser.add_mutually_exclusive_group()
     rescale.add_argument("--norm-rescale", metavar="ANCHOR", help="give every weight its norm in this checkpoint")
     rescale.add_argument("--constant", type=float, metavar="X", help="multiply every weight by X (RCF table 8: 0.1)")
     rescale.add_argument("--scale", type=float, metavar="X", help="of a ResNet: the same, and BN statistics follow")
-    add("--scope", choices=SCOPES, default=DEFAULT_SCOPE,
-                      help="which tensors are rescaled (default: %(default)s, every learned weight)")  # fmt: skip
+    scope = "which tensors are rescaled (default: %(default)s, every learned weight)"
+    add("--scope", choices=SCOPES, default=DEFAULT_SCOPE, help=scope)
     add("--trust-pickle", action="store_true", help="let the checkpoint run code while it is read")
     return parser
 

@@ -400,8 +400,7 @@ def synchronises_on_cpu(cfg: CfgNode) -> bool:
     """Whether BN statistics would be shared between torchrun's processes on a CPU, which torch cannot do."""
     from momentum_transfer.core.devices import runs_on_cpu  # imports torch, which takes seconds
 
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return several and runs_on_cpu(cfg.MODEL.DEVICE) and "SyncBN" in cfg.dump()
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and runs_on_cpu(cfg.MODEL.DEVICE) and "SyncBN" in cfg.dump()
 
 
 #: What a ResNet of MODEL.RESNETS has no place for.

@@ -243,9 +243,8 @@ def _timed(experiment: Experiment, device: torch.device) -> tuple[float, float]:
             break
     del batches
     detector.eval()
-    shown = annotated_images(task.test[0])[:IMAGES]
-    samples_of = TestSamples(shown, detection_run.mapper_of(cfg, train=False))
-    loader = ordered_loader(samples_of, 1, workers=0, collate=list)
+    shown = TestSamples(annotated_images(task.test[0])[:IMAGES], detection_run.mapper_of(cfg, train=False))
+    loader = ordered_loader(shown, 1, workers=0, collate=list)
     images = []
     with torch.no_grad():
         for samples in loader:

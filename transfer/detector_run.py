@@ -1,4 +1,4 @@
-"""A finished run as a detector: its settings, weights and class names, and predictions on images in memory."""
+"""A finished run as a detector: settings, weights, class names and engine, and predictions on images in memory."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ from momentum_transfer.transfer import config
 from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.few_shot import FewShot
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData
-from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.detectron2_engine.engine import Detectron2Engine
 from momentum_transfer.transfer.experiment import Engine, Predictor
 from momentum_transfer.transfer.initial_weights import (
     WEIGHTS,
@@ -28,6 +28,7 @@ from momentum_transfer.transfer.initial_weights import (
     trained_weights,
 )
 from momentum_transfer.transfer.prediction.input_images import as_pixels
+from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
 #: Files of a run: its settings, and the names of its classes.
@@ -56,11 +57,8 @@ def classes_of(data: DetectionData | SemanticData, engine: str = "") -> RunClass
 def write_classes(folder: Path, classes: RunClasses) -> None:
     """Write ``classes.json`` into a run's folder."""
     pairs = zip(classes.ids, classes.names, strict=True)
-    content = {
-        "title": classes.title,
-        "engine": classes.engine,
-        "classes": [{"id": identity, "name": name} for identity, name in pairs],
-    }
+    listed = [{"id": identity, "name": name} for identity, name in pairs]
+    content = {"title": classes.title, "engine": classes.engine, "classes": listed}
     write_text(folder / CLASSES, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -208,6 +206,31 @@ def _weights_of(run: Path) -> Path:
     if not run.is_dir():
         raise InputError(f"run not found: {run}; give the OUTPUT_DIR of a finished `transfer`")
     return trained_weights(run)
+
+
+def choose_engine(name: str, cfg: CfgNode) -> tuple[Engine, str]:
+    """The engine to use, and one sentence that says why.
+
+    Args:
+        name: ``auto``, ``detectron2`` or ``torchvision``. ``auto`` takes Detectron2 where it imports and can run the
+            config, because it is the papers' own code, and torchvision otherwise.
+
+    Raises:
+        InputError: the name is unknown, or no engine that may be used can run the config.
+    """
+    engines: dict[str, Engine] = {"detectron2": Detectron2Engine(), "torchvision": TorchvisionEngine()}
+    if name != "auto":
+        if name not in engines:
+            raise InputError(f"expected an engine among auto, {', '.join(engines)}, found {name!r}")
+        if reason := engines[name].unsupported(cfg):
+            raise InputError(f"the {name} engine cannot run this config: {reason}")
+        return engines[name], f"engine {name}, as asked"
+    reason = engines["detectron2"].unsupported(cfg)
+    if reason is None:
+        return engines["detectron2"], "engine detectron2: it is installed and runs this config"
+    if other := engines["torchvision"].unsupported(cfg):
+        raise InputError(f"no engine can run this config: detectron2: {reason}; torchvision: {other}")
+    return engines["torchvision"], f"engine torchvision, because detectron2 cannot be used: {reason}"
 
 
 def _engine(cfg: CfgNode, asked: str, trained: str) -> Engine:

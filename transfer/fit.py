@@ -197,9 +197,7 @@ def _teacher(batch: int, run: int) -> list[FittedSetting]:
     return [
         FittedSetting("SEMI.IMS_PER_BATCH", batch, "as many as with labels"),
         FittedSetting("SEMI.BURN_IN", run // 3, "a third of the run"),
-        FittedSetting(
-            "SEMI.EMA", round(min(1 - 5 / run, 0.9996), 4), "an average over a fifth of the run, at most .9996"
-        ),
+        FittedSetting("SEMI.EMA", round(min(1 - 5 / run, 0.9996), 4), "over a fifth of the run, at most .9996"),
         FittedSetting("SEMI.STRONG_LABELLED", True, "few images need both views"),
     ]
 

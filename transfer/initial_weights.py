@@ -19,6 +19,7 @@ from momentum_transfer.backbones.timm_network import TimmArchitecture
 from momentum_transfer.core.checkpoints import read_archive
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import RANDOM_OF, is_hub_name, sha256_of, weights_name
+from momentum_transfer.core.log import warn
 from momentum_transfer.transfer import any_backbone
 
 #: A ResNet's tensor within a detector. The extra norm of C4 heads, ``roi_heads.res5.norm``, is the detector's own.
@@ -86,6 +87,11 @@ def read_initial(
     if asked is None and isinstance(found, Architecture):
         names = detectron2_names(found)
         state = {names[name]: tensor for name, tensor in source.state.items()}
+        if cfg is not None and found.style == "caffe" and not cfg.MODEL.RESNETS.STRIDE_IN_1X1:
+            warn(
+                f"{weights} is a {found}; only Detectron2's engine builds it: MODEL.RESNETS.STRIDE_IN_1X1 True INPUT."
+                "FORMAT BGR MODEL.PIXEL_MEAN '[103.53, 116.28, 123.675]' MODEL.PIXEL_STD '[1, 1, 1]'"
+            )
         return InitialWeights(**fields, backbone=state)
     if asked is None or cfg is None:
         raise InputError(
@@ -148,8 +154,7 @@ def trained_weights(run: Path) -> Path:
     """The detector's file in the folder of a run; InputError if it is not finished, or holds several trials."""
     if (run / WEIGHTS).is_file():
         return run / WEIGHTS
-    trials = sorted(path.parent for path in run.glob(f"trial_*/{WEIGHTS}"))
-    if trials:
+    if trials := sorted(path.parent for path in run.glob(f"trial_*/{WEIGHTS}")):
         raise InputError(f"expected one run, found {len(trials)} trials in {run}; give one of them, {trials[0]}")
     why = "no run of `transfer`"
     if (run / CLAIM).is_file():
@@ -180,8 +185,7 @@ def read_detector(path: str | Path) -> dict[str, Tensor]:
         loaded = read_archive(path)
     except InputError as error:
         raise InputError(f"{error}; give the model_final.pth of a finished run") from error
-    state = _tensors_in(loaded)
-    if state is None:
+    if (state := _tensors_in(loaded)) is None:
         raise InputError(f"expected a mapping of names to tensors in {path}, found something else")
     return state
 
@@ -230,8 +234,7 @@ def match_backbone(
         )
     _check_shapes(shapes, found, source)
     used = {inner[name] for name in found}
-    unused = [name for name in backbone if name not in used and not name.endswith(_COUNTER)]
-    if unused:
+    if unused := [name for name in backbone if name not in used and not name.endswith(_COUNTER)]:
         raise InputError(
             f"{source} holds {_some('tensors that this detector has no place for', unused)}; "
             + (advice if architecture else "let MODEL.RESNETS.DEPTH and NORM be the checkpoint's")
@@ -250,11 +253,9 @@ def match_detector(shapes: Mapping[str, Sequence[int]], state: Mapping[str, Tens
         )
     found = {name: state[name] for name in shapes if name in state}
     _check_shapes(shapes, found, source)
-    broken = [name for name, value in found.items() if value.is_floating_point() and not value.isfinite().all()]
-    if broken:
+    if broken := [name for name, value in found.items() if value.is_floating_point() and not value.isfinite().all()]:
         raise InputError(f"{source} holds {_some('tensors that are not finite', broken)}; its training has diverged")
-    constant = [name for name, value in found.items() if name.startswith("backbone.") and is_constant(name, value)]
-    if constant:
+    if constant := [name for name, value in found.items() if name.startswith("backbone.") and is_constant(name, value)]:
         raise InputError(f"{source} holds {_some('tensors of one value', constant)}; take the original file")
     return found
 

@@ -98,15 +98,7 @@ def load_for(
         if crops_fail and not cfg.FIT_TO_DATA:
             say(f"  crops of {list(cfg.INPUT.CROP.SIZE)} do not fit these images; what follows from them instead:")
     elif source is not None and source.train is not None:
-        own = open_own(source.train, source.val, source.split, seed=cfg.SEED, title=source.title, images=source.images)
-        for line in own.lines():
-            say(line)
-        names = [
-            FittedSetting(f"DATASETS.{k}", [name], "") for k, name in zip(("TRAIN", "TEST"), own.specs, strict=True)
-        ]
-        few_shot = FewShot.of(cfg)
-        task = Detection([own.train], [own.val], detections=cfg.TEST.DETECTIONS_PER_IMAGE, few_shot=few_shot)
-        found = [*names, *settings_of_data(cfg, task.sets())]
+        task, found = _of_boxes(cfg, source.train, source)
     elif cfg.FIT_TO_DATA:
         task = open_task(cfg)
         found = settings_of_data(cfg, task.sets())
@@ -128,6 +120,16 @@ def load_for(
 
 def _pairs(settings: Sequence[FittedSetting]) -> list[str]:
     return [word for one in settings for word in one.words]
+
+
+def _of_boxes(cfg: CfgNode, train: str, source: OwnSource) -> tuple[Detection, list[FittedSetting]]:
+    """The task of a detection set, and its names and what follows from it."""
+    own = open_own(train, source.val, source.split, seed=cfg.SEED, title=source.title, images=source.images)
+    for line in own.lines():
+        say(line)
+    task = Detection([own.train], [own.val], detections=cfg.TEST.DETECTIONS_PER_IMAGE, few_shot=FewShot.of(cfg))
+    names = [FittedSetting(f"DATASETS.{k}", [name], "") for k, name in zip(("TRAIN", "TEST"), own.specs, strict=True)]
+    return task, [*names, *settings_of_data(cfg, task.sets())]
 
 
 def _of_labels(train: str, source: OwnSource) -> list[FittedSetting]:

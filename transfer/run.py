@@ -25,8 +25,7 @@ from momentum_transfer.transfer.config import check_settings, decisive, few_labe
 from momentum_transfer.transfer.cost import cost_of, estimate
 from momentum_transfer.transfer.data.annotations import file_stem
 from momentum_transfer.transfer.data.few_shot import draw_of
-from momentum_transfer.transfer.detector_run import classes_of, few_shot_weights, write_classes
-from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.detector_run import choose_engine, classes_of, few_shot_weights, write_classes
 from momentum_transfer.transfer.error_analysis.analysis import write_analysis
 from momentum_transfer.transfer.experiment import Engine, Experiment
 from momentum_transfer.transfer.initial_weights import (

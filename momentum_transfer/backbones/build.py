@@ -12,7 +12,7 @@ from torch import nn
 from momentum_transfer.backbones import resnet
 from momentum_transfer.backbones.module_network import ModuleArchitecture, ModuleBackbone
 from momentum_transfer.backbones.network_input import NetworkInput
-from momentum_transfer.backbones.resnet import DEPTHS, STEMS, Architecture, NormLayer, ResNet, to_detectron2
+from momentum_transfer.backbones.resnet import DEPTHS, STEMS, STYLES, Architecture, NormLayer, ResNet, to_detectron2
 from momentum_transfer.backbones.timm_models import TIMM, TimmArchitecture, check_name
 from momentum_transfer.backbones.timm_network import TimmBackbone, build_timm
 from momentum_transfer.core.errors import InputError
@@ -24,15 +24,16 @@ Backbone = ResNet | TimmBackbone | ModuleBackbone
 def parse_architecture(text: str) -> AnyArchitecture:
     """The architecture that a text names: a ResNet's name, or ``timm:NAME``, then ``?key=value&key=value``.
 
-    A ResNet takes ``width`` and ``stem``, a timm network ``img_size`` and what else its constructor takes.
+    A ResNet takes ``width``, ``stem`` and ``style``, a timm network ``img_size`` and what else its constructor takes.
     """
     name, mark, query = text.partition("?")
     options = _options(text, query) if mark else {}
     if name.startswith(TIMM):
         check_name(name[len(TIMM) :])
         return TimmArchitecture(name[len(TIMM) :], tuple(options.items()))
-    if unknown := [key for key in options if key not in ("width", "stem")]:
-        raise InputError(f"expected the options width and stem of a ResNet, found {unknown[0]} in {text!r}; correct it")
+    if unknown := [key for key in options if key not in ("width", "stem", "style")]:
+        found = f"{unknown[0]} in {text!r}; correct it"
+        raise InputError(f"expected the options width, stem and style of a ResNet, found {found}")
     return Architecture(name, **options)
 
 
@@ -90,7 +91,8 @@ def metadata_of(architecture: AnyArchitecture) -> dict[str, str]:
     """The architecture as metadata of files; ``architecture_in`` reads it back."""
     if not isinstance(architecture, Architecture):
         return {"architecture": str(architecture)}
-    return {"architecture": architecture.name, "width": str(architecture.width), "stem": architecture.stem}
+    described = {"architecture": architecture.name, "width": str(architecture.width), "stem": architecture.stem}
+    return described | ({"style": architecture.style} if architecture.style != "pytorch" else {})
 
 
 def architecture_in(metadata: Mapping[str, str]) -> Architecture | TimmArchitecture | None:
@@ -99,8 +101,10 @@ def architecture_in(metadata: Mapping[str, str]) -> Architecture | TimmArchitect
     if text.startswith(TIMM):
         found = parse_architecture(text)
         return found if isinstance(found, TimmArchitecture) else None
-    if text in DEPTHS and metadata.get("width", "").isdecimal() and metadata.get("stem") in STEMS:
-        return Architecture(text, int(metadata["width"]), metadata["stem"])
+    style = metadata.get("style", "pytorch")
+    known = text in DEPTHS and metadata.get("stem") in STEMS and style in STYLES
+    if known and metadata.get("width", "").isdecimal():
+        return Architecture(text, int(metadata["width"]), metadata["stem"], style)
     return None
 
 

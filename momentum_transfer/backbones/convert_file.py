@@ -58,17 +58,18 @@ def settings(source: SourceBackbone) -> dict[str, Any]:
     # A ResNet asks for no input, but timm's config beside it may.
     images = own_input(architecture) or input_in(read_model_config(source.path)) or NetworkInput()
     mean, std = images.pixels
-    model: dict[str, Any] = {"PIXEL_MEAN": mean, "PIXEL_STD": std}
+    caffe = isinstance(architecture, Architecture) and architecture.style == "caffe"
+    model: dict[str, Any] = {"PIXEL_MEAN": mean[::-1] if caffe else mean, "PIXEL_STD": [1.0] * 3 if caffe else std}
     if isinstance(architecture, Architecture):
         block, _ = DEPTHS[architecture.name]
         width = architecture.width
         model["RESNETS"] = {
-            "DEPTH": int(architecture.name.removeprefix("resnet")), "STRIDE_IN_1X1": False, "STEM_OUT_CHANNELS": width,
+            "DEPTH": int(architecture.name.removeprefix("resnet")), "STRIDE_IN_1X1": caffe, "STEM_OUT_CHANNELS": width,
             "RES2_OUT_CHANNELS": width * block.expansion, "NUM_GROUPS": 1, "WIDTH_PER_GROUP": width,
         }  # fmt: skip
     else:
         model |= {"BACKBONE": {"ARCH": str(architecture), "FREEZE_AT": 0}, "VIT": {"FORM": "vitdet"}}
-    return {"VERSION": 2, "INPUT": {"FORMAT": "RGB"}, "MODEL": model}
+    return {"VERSION": 2, "INPUT": {"FORMAT": "BGR" if caffe else "RGB"}, "MODEL": model}
 
 
 def _overrides(tree: dict[str, Any], prefix: str = "") -> list[str]:
@@ -158,9 +159,7 @@ def convert_file(
     metadata = convert.architecture_metadata(source, rescaling) | ({"scaled": scaling} if scaling else {})
     convert.write(out, source.state, source.architecture, metadata, without_prefix=without_prefix)
     rescaled = (f", NormRescale {rescaling}" if rescaling else "") + (f", {scaling}" if scaling else "")
-    arch = source.architecture
-    shape = f"{arch.name}, width {arch.width}, stem {arch.stem}" if isinstance(arch, Architecture) else str(arch)
-    say(f"wrote {out}: {shape}, network {source.network}{rescaled}")
+    say(f"wrote {out}: {source.architecture}, network {source.network}{rescaled}")
     if out.suffix == ".pkl":
         _write_settings(out.with_suffix(".yaml"), source)
     return source

@@ -28,12 +28,12 @@ from momentum_transfer.core import digests
 from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import RANDOM_OF, is_hub_name, sha256_of, weights_name
-from momentum_transfer.core.log import say, speaking, warn
+from momentum_transfer.core.log import say, speaking
 from momentum_transfer.core.settings import learned_settings, pretraining_hash
 
 #: The ``format`` in the metadata of this project's exports and conversions.
 BACKBONE_FORMAT = "momentum-transfer/backbone/1"
-#: What ``__author__`` says in the finished detectors that Detectron2's authors publish.
+#: ``__author__`` of the finished detectors that Detectron2's authors publish, most of them on ResNets of Caffe's style.
 _ZOO = "Detectron2 Model Zoo"
 #: What stands in a converted .pth or .pkl beside its weights.
 _BESIDE = {"metadata", "matching_heuristics", "__author__", digests.KEY}
@@ -95,26 +95,25 @@ def load_backbone(
             containers.refuse_other_models(tree, tables, file)
         reading = choose(tables, tree, network, family, file, hints)
         reading.report.dropped.update(containers.leftovers(tree, tables))
-    if reading.network == ONLY and "network" in carried:  # the layout does not show it
-        reading.network = carried["network"]
-        reading.report.notes[-1] = f"network: {reading.network}, as the file's metadata says"
-    for note in reading.report.notes:
-        say(note)
-    if isinstance(tree, Mapping) and tree.get("__author__") == _ZOO:
-        warn(
-            f"{file.name}: most ResNets of Detectron2's model zoo take BGR images of a standard deviation of 1 and "
-            "have the stride in the first 1x1 convolution; as frozen features they are taken for RGB networks with the "
-            "stride in the 3x3, and score too low. Detectors: INPUT.FORMAT BGR, MODEL.RESNETS.STRIDE_IN_1X1 True"
-        )
-    if network is not None and reading.network != network:
-        held = "one network and does not say which" if reading.network == ONLY else f"the {reading.network} only"
-        raise InputError(f"expected the {network}, found a file that holds {held}: {file}; leave --network out")
+    _settle_network(reading, network, carried, file)
     source = _finish(reading, carried, file)
     on_hub = is_hub_name(path)
     source.name = weights_name(path if on_hub else file)
     if on_hub:
         source.metadata["source"] = hub.origin(path, file)
     return source
+
+
+def _settle_network(reading: Reading, network: str | None, carried: Mapping[str, str], file: Path) -> None:
+    """Which network it is, by the metadata where the layout does not show it; InputError if another was asked for."""
+    if reading.network == ONLY and "network" in carried:
+        reading.network = carried["network"]
+        reading.report.notes[-1] = f"network: {reading.network}, as the file's metadata says"
+    for note in reading.report.notes:
+        say(note)
+    if network is not None and reading.network != network:
+        held = "one network and does not say which" if reading.network == ONLY else f"the {reading.network} only"
+        raise InputError(f"expected the {network}, found a file that holds {held}: {file}; leave --network out")
 
 
 def _own(tree: Any, carried: Mapping[str, str], file: Path) -> Reading | None:
@@ -174,7 +173,10 @@ def _hints(
     named = tree.get("arch") if isinstance(tree, Mapping) else None
     if known is None and asked is None and isinstance(named, str):
         known = timm_architecture_in({"architecture": named})
-    return Hints(asked, known, config, resize_positions)
+    stated = asked if isinstance(asked, Architecture) else described
+    zoo = isinstance(tree, Mapping) and tree.get("__author__") == _ZOO
+    style = stated.style if isinstance(stated, Architecture) else "caffe" if zoo else "pytorch"
+    return Hints(asked, known, config, resize_positions, style)
 
 
 def checkpoint_file(path: str | Path) -> Path:
@@ -260,6 +262,8 @@ def load(
     source = load_backbone(path, network=network, family=family, trust_pickle=trust_pickle, architecture=architecture)
     if into is None:
         return Loaded(source.build(), source.report)
+    if isinstance(source.architecture, Architecture) and source.architecture.style != "pytorch":
+        raise InputError(f"expected weights of torchvision's style, found {source.architecture}; leave into out")
     _check(into, source.state)
     into.load_state_dict(source.state, strict=False)
     return Loaded(into, source.report)

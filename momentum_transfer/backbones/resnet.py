@@ -1,8 +1,8 @@
 """ResNets under torchvision's names, with width, stem and normalisation as arguments, and their names elsewhere.
 
-He et al., "Deep Residual Learning for Image Recognition" (arXiv 1512.03385), with the stride in the 3x3 convolution.
-Blocks and stages are built by torchvision itself, so a state dict loads into its ``resnet50`` as it is. One table a
-code base gives the names; inverses are derived.
+He et al., "Deep Residual Learning for Image Recognition" (arXiv 1512.03385), with the stride in the 3x3 convolution, or
+in Caffe's style. Blocks and stages are built by torchvision itself, so a state dict loads into its ``resnet50`` as it
+is. One table a code base gives the names; inverses are derived.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.resnet import ResNet as TorchvisionResNet
 
-from momentum_transfer.backbones.network_input import NetworkInput
+from momentum_transfer.backbones.network_input import IMAGENET_STD, NetworkInput
 from momentum_transfer.core.errors import InputError
 
 NormLayer = Callable[[int], nn.Module]
@@ -26,6 +26,7 @@ DEPTHS: dict[str, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int
     "resnet101": (Bottleneck, (3, 4, 23, 3)),
 }
 STEMS = ("imagenet", "small")
+STYLES = ("pytorch", "caffe")
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,14 @@ class Architecture:
         name: a key of ``DEPTHS``.
         width: channels of the stem, 64 in the paper; 128 is "2x" (every layer twice as wide).
         stem: "imagenet" (7x7 stride 2, then max-pooling) or "small" (3x3 stride 1, no pooling: CIFAR-sized images).
+        style: "pytorch", or "caffe", that of the MSRA weights and so of most of Detectron2's model zoo: BGR values of
+            0..255 less ImageNet's mean, and a bottleneck's stride in its first 1x1 convolution.
     """
 
     name: str = "resnet50"
     width: int = 64
     stem: str = "imagenet"
+    style: str = "pytorch"
 
     def __post_init__(self) -> None:
         if self.name not in DEPTHS:
@@ -48,13 +52,26 @@ class Architecture:
             raise InputError(f"expected an architecture of {known} or timm:NAME, found {self.name!r}; correct its name")
         if self.stem not in STEMS:
             raise InputError(f"expected a stem of {', '.join(STEMS)}, found {self.stem!r}; correct its name")
+        if self.style not in STYLES:
+            raise InputError(f"expected a style of {' or '.join(STYLES)}, found {self.style!r}; correct its name")
         if isinstance(self.width, bool) or not isinstance(self.width, int) or self.width < 1:
             raise InputError(f"expected a width of at least 1 channel, found {self.width!r}; 64 is the paper's")
 
     def __str__(self) -> str:
         """The text that ``build.parse_architecture`` reads back."""
-        options = [f"width={self.width}"] * (self.width != 64) + [f"stem={self.stem}"] * (self.stem != "imagenet")
+        usual = {"width": 64, "stem": "imagenet", "style": "pytorch"}
+        options = [f"{key}={getattr(self, key)}" for key, value in usual.items() if getattr(self, key) != value]
         return self.name + ("?" + "&".join(options) if options else "")
+
+
+class _CaffeConv(nn.Conv2d):
+    """A first convolution for Caffe's pixels that is given RGB images normalised with ImageNet's mean and deviation.
+
+    Both subtract one mean, and zeros pad both after it: the outputs are Caffe's, at the borders too.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flip(1) * (255 * x.new_tensor(IMAGENET_STD[::-1]).view(3, 1, 1)))
 
 
 class ResNet(TorchvisionResNet):
@@ -77,7 +94,9 @@ class ResNet(TorchvisionResNet):
         self._norm_layer = norm_layer
         self.inplanes, self.dilation, self.groups, self.base_width = width, 1, 1, 64
         kernel, stride, padding = (7, 2, 3) if large else (3, 1, 1)
-        self.conv1 = nn.Conv2d(3, width, kernel_size=kernel, stride=stride, padding=padding, bias=False)
+        caffe = architecture.style == "caffe"
+        first = _CaffeConv if caffe else nn.Conv2d
+        self.conv1 = first(3, width, kernel_size=kernel, stride=stride, padding=padding, bias=False)
         self.bn1 = norm_layer(width)
         self.relu = nn.ReLU(inplace=True)
         pool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1) if large else nn.Identity()
@@ -91,6 +110,8 @@ class ResNet(TorchvisionResNet):
         self.strides = {f"res{n + 2}": (4 if large else 1) * 2**n for n in range(4)}
         self.channels = {f"res{n + 2}": self.num_features >> 3 - n for n in range(4)}
         for module in self.modules():
+            if caffe and isinstance(module, Bottleneck):
+                module.conv1.stride, module.conv2.stride = module.conv2.stride, module.conv1.stride
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 

@@ -224,8 +224,7 @@ def _feature_info(network: Any) -> list[dict[str, Any]]:
 
 
 def _input(network: Any, architecture: TimmArchitecture) -> NetworkInput:
-    timm_data = extra("timm.data", "networks of timm")
-    config = timm_data.resolve_model_data_config(network)
+    config = extra("timm.data", "networks of timm").resolve_model_data_config(network)
     size = dict(architecture.options).get("img_size") or max(config["input_size"][1:])
     interpolation = config["interpolation"] if config["interpolation"] in ("bilinear", "bicubic") else "bicubic"
     mean, std = tuple(config["mean"]), tuple(config["std"])

@@ -30,12 +30,14 @@ class Hints:
         known: the one that the file's metadata or the config beside it names; it counts where the tensors fit it.
         config: transformers' model config beside the file.
         resize_positions: resample position embeddings to the size that ``asked`` has.
+        style: of a ResNet, which no tensor shows.
     """
 
     asked: AnyArchitecture | None = None
     known: TimmArchitecture | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     resize_positions: bool = False
+    style: str = "pytorch"
 
 
 @dataclass
@@ -89,13 +91,19 @@ def _renamed(tensors: Mapping[str, Tensor], layout: str) -> Converted:
 def _resnet(converted: Converted, hints: Hints) -> Understood:
     understood = Understood(**vars(converted))
     try:
-        understood.architecture = infer_architecture(_shapes(converted))
+        understood.architecture = replace(infer_architecture(_shapes(converted)), style=hints.style)
     except InputError as error:
         understood.problem = str(error)
         return understood
     if isinstance(hints.asked, Architecture) and hints.asked != understood.architecture:
         understood.problem = f"expected a {hints.asked} as --arch says, found a {understood.architecture}"
         understood.architecture = None
+    elif hints.style == "caffe" and hints.asked is None:
+        understood.notes.append(
+            f"architecture: {understood.architecture}, as most of Detectron2's model zoo: BGR values not divided by a "
+            f"standard deviation, stride in the 1x1; if its training had torchvision's: --arch "
+            f"'{replace(understood.architecture, style='pytorch')}'"
+        )
     return understood
 
 

@@ -221,12 +221,15 @@ def track(iterable: Iterable[Item], description: str, total: int | None = None) 
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; the first column is left-aligned, the others right-aligned. Over ``DRAWN`` rows have no frame."""
+    """Print a table; the first column is left-aligned, the others right-aligned.
+
+    A frame has only what is shown on a terminal and is not long: rich's table takes a tenth of a second to import.
+    """
     if not (_is_main() and _LOGGER.isEnabledFor(logging.INFO)):
         return
     title, heads = printable(title), list(map(printable, columns))
     cells = [[printable(str(cell)) for cell in row] for row in rows]
-    if len(cells) > DRAWN:
+    if len(cells) > DRAWN or not sys.stdout.isatty():
         _LOGGER.info("%s", "\n".join([title, *_aligned([heads, *cells])]))
         return
     from rich.table import Table

@@ -294,6 +294,11 @@ def _measure(record: Record) -> Measure:
     return Measure(*map(str, (record["task"], metric, *context)))
 
 
+def checkpoint_of(record: Record) -> str:
+    """What a record calls its checkpoint; "" where it has no name."""
+    return weights_name(str(record["checkpoint"].get("name", "")))
+
+
 def trial_of(record: Record) -> int:
     """Which repetition a record is; 0 where it has no number."""
     try:

@@ -9,8 +9,7 @@ from typing import Any
 from scipy import stats
 
 from momentum_transfer.core.errors import counted
-from momentum_transfer.core.files import weights_name
-from momentum_transfer.report.aggregate import Record, time_of, trial_of
+from momentum_transfer.report.aggregate import Record, checkpoint_of, time_of, trial_of
 from momentum_transfer.report.tables import CellView, RowView, TableView, number, with_interval
 
 #: Draws below which a mean is said to be of few: TFA's own scores are of 30 (arXiv 2003.06957, section 4).
@@ -36,7 +35,7 @@ def _grouped(records: Sequence[Record]) -> dict[tuple[str, ...], dict[int, list[
     trials: dict[tuple[tuple[str, ...], int, int], Record] = {}
     for record in records:
         if type(record.get("draw")) is int and record["value"] is not None:
-            checkpoint = weights_name(str(record["checkpoint"].get("name", "")))
+            checkpoint = checkpoint_of(record)
             about = ("task", "metric", "dataset", "protocol", "engine", "network", "shots")
             group = (*(str(record.get(key) or "") for key in about), checkpoint)
             key = group, record["draw"], trial_of(record)

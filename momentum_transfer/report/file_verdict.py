@@ -18,11 +18,10 @@ import msgspec
 import numpy as np
 
 from momentum_transfer.core.errors import InputError, counted, shown
-from momentum_transfer.core.files import weights_name
 from momentum_transfer.images.groups import FILE as IMAGE_GROUPS
 from momentum_transfer.images.groups import read_groups
 from momentum_transfer.report import tables
-from momentum_transfer.report.aggregate import Cell, Measure, Results, aggregate
+from momentum_transfer.report.aggregate import Cell, Measure, Results, aggregate, checkpoint_of
 from momentum_transfer.report.differences import RESAMPLES, Comparisons, about
 from momentum_transfer.report.draws import by_draw
 from momentum_transfer.report.outcome_tables import paired, read_outcomes
@@ -317,7 +316,7 @@ def _of_records(files: Sequence[Any], called: Sequence[str], methods: Mapping[st
     of_method: dict[str, Sequence[str]] = {}
     for file, name in zip(files, called, strict=True):
         records, problems = read_records([file])
-        held = {weights_name(str(record["checkpoint"].get("name", ""))) for record in records}
+        held = {checkpoint_of(record) for record in records}
         own = {method: listed for method, listed in methods.items() if not held.isdisjoint(listed)}
         found = aggregate(merge_methods(by_draw(records), own) if own else by_draw(records))
         columns = [each for each in found.checkpoints if not found.kinds[each]] or found.checkpoints

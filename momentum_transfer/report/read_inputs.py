@@ -19,7 +19,7 @@ from momentum_transfer.core.errors import InputError, counted, one_line
 from momentum_transfer.core.files import weights_name
 from momentum_transfer.core.records import content_is_text
 from momentum_transfer.core.settings import kept
-from momentum_transfer.report.aggregate import Record, time_of, trial_of
+from momentum_transfer.report.aggregate import Record, checkpoint_of, time_of, trial_of
 from momentum_transfer.suites.sweep import PlotRequest
 
 #: Files of a run folder: of a run without curves or images, and those that are read.
@@ -88,7 +88,7 @@ def merge_methods(records: Sequence[Record], methods: Mapping[str, Sequence[str]
     groups: dict[tuple[Any, ...], dict[int, Record]] = defaultdict(dict)
     others: list[Record] = []
     for record in records:
-        place = places.get(weights_name(str(record["checkpoint"].get("name", ""))))
+        place = places.get(checkpoint_of(record))
         if place is None:
             others.append(record)
             continue

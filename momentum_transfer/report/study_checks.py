@@ -39,9 +39,7 @@ def _curve(check: Check, names: Sequence[str], curves: Sequence[Curve]) -> Check
     found = {curve.checkpoint: _at(curve, check.step) for curve in curves if curve.key == check.curve}
     at = {name: found.get(name, math.nan) for name in names}
     failed = tuple(name for name, value in at.items() if not check.holds(value))
-    listed = ", ".join(
-        f"{name} ({'not there' if math.isnan(at[name]) else format(at[name], '.3g')})" for name in failed
-    )
+    listed = ", ".join(f"{name} ({'not there' if math.isnan(at[name]) else f'{at[name]:.3g}'})" for name in failed)
     says = f"{check.curve} {_bounds(check)} at {f'step {check.step}' if check.step else 'the end'}"
     held = f"{len(at) - len(failed)} of {len(at)} runs" + (f"; no samples: {listed}" if failed else "")
     return Checked(check, f"{check.name} ({says}): {held}", failed)
@@ -66,10 +64,8 @@ def _measure(check: Check, values: Selected) -> Checked:
 
 
 def _bounds(check: Check) -> str:
-    bounds = [f"above {check.above:g}"] * (check.above > -math.inf) + [f"below {check.below:g}"] * (
-        check.below < math.inf
-    )
-    return " and ".join(bounds)
+    above, below = check.above > -math.inf, check.below < math.inf
+    return " and ".join([f"above {check.above:g}"] * above + [f"below {check.below:g}"] * below)
 
 
 def trend(asked: Trend, values: Selected) -> str:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import weights_name
-from momentum_transfer.report.aggregate import DESCRIPTIVE, Record, aggregate, time_of, trial_of
+from momentum_transfer.report.aggregate import DESCRIPTIVE, Record, aggregate, checkpoint_of, time_of, trial_of
 from momentum_transfer.report.differences import RESAMPLES, Comparisons
 from momentum_transfer.report.figures import Plot
 from momentum_transfer.report.plots import Gain, gain_plot
@@ -78,13 +77,12 @@ class Scores:
 
     def checked(self, study: Study) -> list[Checked]:
         """The study's checks."""
-        names = dict.fromkeys(weights_name(str(record["checkpoint"].get("name", ""))) for record in self.records)
+        names = dict.fromkeys(checkpoint_of(record) for record in self.records)
         return checked(study, [name for name in names if name in self.runs], self.curves, self.values)
 
     def without(self, failed: Collection[str]) -> "Scores":
         """The scores of the other runs."""
-        left = [one for one in self.records if weights_name(str(one["checkpoint"].get("name", ""))) not in failed]
-        return Scores(left, self.runs, self.curves)
+        return Scores([one for one in self.records if checkpoint_of(one) not in failed], self.runs, self.curves)
 
 
 def answers(
@@ -92,9 +90,7 @@ def answers(
     resamples: int = RESAMPLES,
 ) -> list[Answer]:  # fmt: skip
     """Every comparison of the study; arguments as of ``Scores``. InputError if a selection means several scores."""
-    scores = Scores(records, runs, curves)
-    checks = scores.checked(study)
-    left = scores.without([name for one in checks for name in one.failed])
+    scores, checks, left = _checked(study, records, runs, curves)
     primaries = study.primaries()
     found = [_answer(asked, left, resamples) for asked in study.compare]
     why = {n: _unready(study, one, scores, checks) for n, one in enumerate(found) if one.asked in primaries}
@@ -107,6 +103,13 @@ def answers(
         replace(one, word=words[n][0], p=words[n][1]) if n in words and not why[n] else _untested(one, why.get(n))
         for n, one in enumerate(found)
     ]
+
+
+def _checked(study: Study, *given: Any) -> tuple[Scores, list[Checked], Scores]:
+    """All scores, the checks, and the scores of the runs that they leave."""
+    scores = Scores(*given)
+    checks = scores.checked(study)
+    return scores, checks, scores.without([name for one in checks for name in one.failed])
 
 
 def _untested(one: Answer, why: str | None) -> Answer:
@@ -130,9 +133,7 @@ def _unready(study: Study, one: Answer, scores: Scores, checks: Sequence[Checked
 
 def notes(study: Study, records: Sequence[Record], runs: Mapping[str, Any], curves: Sequence[Curve] = ()) -> list[str]:
     """What was checked, and the slopes, a line each; arguments as of ``Scores``."""
-    scores = Scores(records, runs, curves)
-    checks = scores.checked(study)
-    left = scores.without([name for one in checks for name in one.failed])
+    _, checks, left = _checked(study, records, runs, curves)
     orders = (line for one in study.orders for line in order(one, left.values))
     return [*(f"Check: {one.text}." for one in checks), *(f"{trend(one, left.values)}." for one in study.trends),
             *(f"{line}." for line in orders)]  # fmt: skip
@@ -161,14 +162,8 @@ def _mean(same: Sequence[Record]) -> float:
 
 def _relabelled(name: str, place: int, same: Sequence[Record], whole: bool) -> dict[str, Any]:
     """A record of one side of a comparison, so that the report's rule applies to variants as to checkpoints."""
-    record = {
-        "task": "study",
-        "metric": same[0]["metric"] if whole else "value",
-        "value": _mean(same),
-        "trial": place,
-        "seed": place,
-        "checkpoint": {"name": name, "sha256": ""},
-    }
+    record = {"task": "study", "metric": same[0]["metric"] if whole else "value", "value": _mean(same), "trial": place,
+              "seed": place, "checkpoint": {"name": name, "sha256": ""}}  # fmt: skip
     return {**record, "items": same[0]["items"]} if whole else record
 
 
@@ -180,7 +175,7 @@ def _selected(
     chosen: dict[Hashable, dict[int, Record]] = {}
     kinds: dict[Hashable, tuple[str, ...]] = {}
     for record in records:
-        name = weights_name(str(record["checkpoint"].get("name", "")))
+        name = checkpoint_of(record)
         if (record["task"], record["metric"]) != (task, metric) or record["value"] is None:
             continue
         if (key := _key(record, name, runs, selection)) is None:
@@ -219,13 +214,9 @@ def _key(record: Record, name: str, runs: Mapping[str, Any], selection: Selectio
 
 def table_markdown(found: Sequence[Answer], said: Sequence[str] = ()) -> str:
     """The table as Markdown, and below it what ``notes`` says."""
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *(answer.cells() for answer in found)]
-    return (
-        "\n".join(
-            [*(f"| {' | '.join(cells)} |" for cells in lines), "", subjects(found), *(f"- {one}" for one in said)]
-        )
-        + "\n"
-    )
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *(answer.cells() for answer in found)]
+    lines = [*(f"| {' | '.join(cells)} |" for cells in rows), "", subjects(found), *(f"- {one}" for one in said)]
+    return "\n".join(lines) + "\n"
 
 
 def in_short(study: Study, found: Sequence[Answer]) -> str:
@@ -242,9 +233,8 @@ def subjects(found: Sequence[Answer]) -> str:
     """What the verdicts are about; one pretraining a side never reads as a method."""
     counts = [one.pretrainings for one in found if one.found is not None]
     methods = sorted({count for count in counts if count > 1})
-    parts = (
-        [f"methods, {' to '.join(map(str, dict.fromkeys((methods[0], methods[-1]))))} pretrainings"] if methods else []
-    )
+    numbers = " to ".join(map(str, dict.fromkeys((*methods[:1], *methods[-1:]))))
+    parts = [f"methods, {numbers} pretrainings"] if methods else []
     parts += [f"these checkpoints as they are ({counts.count(1)} of {len(counts)})"] if 1 in counts else []
     said = f"Verdicts are about {' and '.join(parts)}." if parts else "No verdicts yet."
     old = any(re.search(r"\b(ahead|behind)\b", one.asked.expected) for one in found)

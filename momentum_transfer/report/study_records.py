@@ -15,10 +15,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from momentum_transfer.core.errors import InputError, one_line
-from momentum_transfer.core.files import atomic_path, weights_name, write_text
+from momentum_transfer.core.files import atomic_path, write_text
 from momentum_transfer.core.shipped import workplace
 from momentum_transfer.core.untrusted import read_json
-from momentum_transfer.report.aggregate import Record, trial_of
+from momentum_transfer.report.aggregate import Record, checkpoint_of, trial_of
 from momentum_transfer.report.read_inputs import Curve, read_runs
 from momentum_transfer.report.study_page import Scores
 from momentum_transfer.suites.study_entry import Selection, Study
@@ -77,10 +77,6 @@ def _items_of(record: Mapping[str, Any]) -> str:
     return str(record["items"].get("file", "")) if isinstance(record.get("items"), dict) else ""
 
 
-def _name(record: Record) -> str:
-    return weights_name(str(record["checkpoint"].get("name", "")))
-
-
 def _files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
@@ -94,9 +90,8 @@ def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
 def _write_curves(study: Study, curves: Sequence[Curve], folder: Path) -> None:
     wanted = {check.curve for check in study.checks if check.curve}
     for curve in (curve for curve in curves if curve.key in wanted):
-        lines = [
-            json.dumps({"step": step, curve.key: value}) for step, value in zip(curve.steps, curve.values, strict=True)
-        ]
+        pairs = zip(curve.steps, curve.values, strict=True)
+        lines = [json.dumps({"step": step, curve.key: value}) for step, value in pairs]
         file = folder / PRETRAINED / curve.run / "metrics.jsonl"
         before = file.read_text(encoding="utf-8") if file.is_file() else ""
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -166,17 +161,16 @@ def agreement(
         noise = _DEVIATIONS * statistics.stdev(others) if len(others) > 1 else 0.0
         equal, near = was == now, abs(was - now) <= noise
         word = "bit-equal" if equal else f"within seeds' noise (±{noise:.2g})" if near else f"apart (±{noise:.2g})"
-        rows.append(
-            (_name(record), f"{record['task']} {record['metric']}", was, now, word, equal or (near and not same))
-        )
+        measure, agrees = f"{record['task']} {record['metric']}", equal or (near and not same)
+        rows.append((checkpoint_of(record), measure, was, now, word, agrees))
     return rows
 
 
 def _identity(record: Record) -> tuple[Any, ...]:
     words = ("task", "metric", "protocol", "dataset", "network")
-    return (_name(record), *(str(record.get(word) or "") for word in words), trial_of(record))
+    return (checkpoint_of(record), *(str(record.get(word) or "") for word in words), trial_of(record))
 
 
 def _kind(record: Record, runs: Mapping[str, Any]) -> tuple[Any, ...]:
-    run = runs.get(_name(record))
-    return (run["variant"] if run else _name(record), *_identity(record)[1:-1])
+    run = runs.get(checkpoint_of(record))
+    return (run["variant"] if run else checkpoint_of(record), *_identity(record)[1:-1])

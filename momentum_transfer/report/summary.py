@@ -173,8 +173,7 @@ def evidence_tables(comparisons: Comparisons) -> list[TableView]:
             for measure, label in tables.short_labels(measures).items()
         )
         if rows:
-            title = f"{name} − {base}: evidence and power"
-            views.append(TableView(title, _EVIDENCE, "measure", _COLUMNS, rows))
+            views.append(TableView(f"{name} − {base}: evidence and power", _EVIDENCE, "measure", _COLUMNS, rows))
     return views
 
 

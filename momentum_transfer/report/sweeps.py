@@ -118,8 +118,7 @@ def _values(results: Results, measure: str) -> dict[str, float]:
         for found, cells in results.cells.items()
         if [found.task, found.metric] == name.split() and where in ("", found.dataset, found.protocol)
     ]
-    best = max(rows, key=len, default={})
-    return {name: cell.mean for name, cell in best.items()}
+    return {name: cell.mean for name, cell in max(rows, key=len, default={}).items()}
 
 
 def _over_setting(plot: PlotRequest, runs: Mapping[str, Any], results: Results) -> Plot:

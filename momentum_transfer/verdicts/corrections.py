@@ -1,17 +1,17 @@
 """Many comparisons that are read together: the word of each, after a correction over all of them.
 
-Better or worse where p is at most 5 % after the correction.
+Better or worse where p is at most 5 % after the correction; equal within a margin by two one-sided tests (TOST).
 """
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.verdicts.comparison import ALPHA, Comparison
-from momentum_transfer.verdicts.equality import equal_within
+from momentum_transfer.verdicts.comparison import ALPHA, Comparison, score_test, unstretched
 
 #: The words of a verdict.
 BETTER, WORSE, EQUAL, NOT_SIGNIFICANT = "better", "worse", "equal within", "not significant"
@@ -36,13 +36,40 @@ def verdicts(
     for (key, one), p in zip(tested.items(), corrected(list(tested.values())), strict=True):
         direction = BETTER if one.value > 0 else WORSE
         found[key] = (direction if p <= ALPHA and one.value else NOT_SIGNIFICANT, p)
-    wished = {
-        key: (margin, equal_within(tested[key], margin)) for key, margin in (margins or {}).items() if key in tested
-    }
-    for (key, (margin, _)), p in zip(wished.items(), holm([p for _, p in wished.values()]), strict=True):
+    asked = {key: margin for key, margin in (margins or {}).items() if key in tested}
+    within = holm([equal_within(tested[key], margin) for key, margin in asked.items()])
+    for (key, margin), p in zip(asked.items(), within, strict=True):
         if p <= ALPHA:
             found[key] = (f"{EQUAL} {margin:g}", found[key][1])
     return found
+
+
+def equal_within(comparison: Comparison, margin: float) -> float:
+    """p of "the difference is ``margin`` points or more": the larger of two one-sided tests' (Schuirmann 1987).
+
+    It is below .05 exactly where the 90 % interval, made as the 95 % one, lies between −margin and margin; 1 where
+    nothing can be said.
+    """
+    if not 0 < margin < math.inf:
+        raise InputError(f"expected a margin above 0 points, found {margin}")
+    if comparison.p is None or comparison.se is None:
+        return 1.0
+    if comparison.discordant is not None:
+        ahead = round(comparison.value * comparison.items / 100)
+        b, c = (comparison.discordant + ahead) // 2, (comparison.discordant - ahead) // 2
+        scores = [score_test(*sides, comparison.items, min(1.0, margin / 100)) for sides in ((b, c), (c, b))]
+        return float(max(special.ndtr(-far / error) if error else far <= 0 for far, error in scores))
+    designs = comparison.designs or ((comparison.se, comparison.df, 0.0),)
+    tests = [(margin - side * comparison.value, se, df, side * lean) for se, df, lean in designs for side in (1, -1)]
+    return max(_one_sided(*one) for one in tests)
+
+
+def _one_sided(distance: float, se: float, df: float, lean: float) -> float:
+    """p of "the truth is ``distance`` or more above the estimate", by the interval of ``_t_interval``."""
+    if se == 0:
+        return 0.0 if distance > 0 else 1.0
+    t = distance / se
+    return float(stats.t.sf(unstretched(t, 2 * lean) if lean > 0 and t > 0 else t, df))
 
 
 def corrected(comparisons: Sequence[Comparison]) -> list[float]:

@@ -2,20 +2,25 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torchvision
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
+from momentum_transfer.backbones import read
 from momentum_transfer.backbones.build import expected_shapes
 from momentum_transfer.backbones.containers import Entry, leftovers, tensor_tables
 from momentum_transfer.backbones.convert import write as write_backbone
+from momentum_transfer.backbones.convert_file import convert_file
 from momentum_transfer.backbones.families import FAMILIES
 from momentum_transfer.backbones.matching import choose
+from momentum_transfer.backbones.network_input import IMAGENET_MEAN, IMAGENET_STD
 from momentum_transfer.backbones.read import checkpoint_file, load_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_resnet, from_detectron2, to_detectron2
 from momentum_transfer.backbones.source import CoverageError, KeyReport
@@ -186,13 +191,103 @@ def test_winner_and_runner_up_are_printed(tmp_path, capsys):
     assert "runner-up torchvision (60 backbone tensors" in out
 
 
-def test_of_a_detector_of_detectron2s_zoo_the_input_that_it_wants_is_warned_of(tmp_path, capsys):
-    sample = family_writers.finished_detector()
-    load_backbone(write(sample, tmp_path))
-    assert "warning" not in capsys.readouterr().err
-    sample.tree["__author__"] = "Detectron2 Model Zoo"
-    load_backbone(write(sample, tmp_path))
-    assert "take BGR images of a standard deviation of 1" in capsys.readouterr().err
+def zoo_detector(tmp_path: Path, name: str = "resnet50") -> tuple[Path, dict[str, Tensor]]:
+    """A finished detector as Detectron2's authors publish it, and its ResNet's tensors under torchvision's names."""
+    state = network(Architecture(name, 8)).state_dict()
+    model = {f"backbone.bottom_up.{to_detectron2(key)}": tensor for key, tensor in state.items()}
+    model["proposal_generator.rpn_head.conv.weight"] = torch.ones(2, 2, 3, 3)
+    torch.save({"model": model, "__author__": "Detectron2 Model Zoo"}, tmp_path / "zoo.pth")
+    return tmp_path / "zoo.pth", state
+
+
+def caffes_maps(pixels: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Maps of a bottleneck ResNet in Caffe's style, by the formulas: images [N, 3, H, W] are RGB of 0..255."""
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        mean, var, scale, shift = (state[f"{name}.{key}"] for key in ("running_mean", "running_var", "weight", "bias"))
+        return torch.nn.functional.batch_norm(x, mean, var, scale, shift)
+
+    def conv(x: Tensor, name: str, stride: int = 1, padding: int = 0) -> Tensor:
+        return torch.nn.functional.conv2d(x, state[f"{name}.weight"], stride=stride, padding=padding)
+
+    x = pixels[:, [2, 1, 0]] - torch.tensor([103.53, 116.28, 123.675]).view(3, 1, 1)
+    x = torch.nn.functional.max_pool2d(norm(conv(x, "conv1", 2, 3), "bn1").relu(), 3, 2, 1)
+    maps = {}
+    for number, blocks in enumerate((3, 4, 6, 3), start=1):
+        for block in range(blocks):
+            name, stride = f"layer{number}.{block}", 2 if number > 1 and block == 0 else 1
+            y = norm(conv(x, f"{name}.conv1", stride), f"{name}.bn1").relu()
+            y = norm(conv(y, f"{name}.conv2", padding=1), f"{name}.bn2").relu()
+            y = norm(conv(y, f"{name}.conv3"), f"{name}.bn3")
+            if block == 0:
+                x = norm(conv(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
+            x = (x + y).relu()
+        maps[f"res{number + 1}"] = x
+    return maps
+
+
+def features_of_pixels(path: Path, pixels: Tensor, **options: Any) -> dict[str, Tensor]:
+    """What frozen features are taken of: the network that was read, on images normalised for a ResNet."""
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+    with torch.no_grad():
+        return load_backbone(path, **options).build().stages((pixels / 255 - mean) / std)
+
+
+def test_a_detector_of_detectron2s_zoo_gives_the_features_of_caffes_resnet(tmp_path, capsys):
+    path, state = zoo_detector(tmp_path)
+    pixels = torch.randint(0, 256, (2, 3, 75, 101)).float()
+    expected, found = caffes_maps(pixels, state), features_of_pixels(path, pixels)
+    said = capsys.readouterr().out
+    assert "resnet50?width=8&style=caffe, as most of Detectron2's model zoo: BGR" in said
+    assert "--arch 'resnet50?width=8'" in said
+    for name, reference in expected.items():
+        torch.testing.assert_close(found[name], reference, rtol=1e-5, atol=1e-5 * float(reference.abs().max()))
+    other = features_of_pixels(path, pixels, architecture="resnet50?width=8")["res5"]
+    assert float((other - expected["res5"]).norm() / expected["res5"].norm()) > 0.1
+
+
+@pytest.mark.detectron2
+def test_a_detector_of_detectron2s_zoo_gives_the_features_of_detectron2(tmp_path):
+    pytest.importorskip("detectron2")
+    from detectron2.config import get_cfg
+    from detectron2.layers import ShapeSpec
+    from detectron2.modeling.backbone import build_resnet_backbone
+
+    path, state = zoo_detector(tmp_path)
+    cfg = get_cfg()
+    cfg.MODEL.RESNETS.OUT_FEATURES = ["res2", "res3", "res4", "res5"]
+    cfg.MODEL.RESNETS.STEM_OUT_CHANNELS = cfg.MODEL.RESNETS.WIDTH_PER_GROUP = 8
+    cfg.MODEL.RESNETS.RES2_OUT_CHANNELS = 32
+    reference = build_resnet_backbone(cfg, ShapeSpec(channels=3)).eval()
+    reference.load_state_dict({to_detectron2(k): v for k, v in state.items() if not k.endswith("_tracked")})
+    pixels = torch.randint(0, 256, (2, 3, 75, 101)).float()
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD))
+    with torch.no_grad():
+        expected = reference((pixels.flip(1) - mean) / std)
+    found = features_of_pixels(path, pixels)
+    for name, maps in expected.items():
+        torch.testing.assert_close(found[name], maps, rtol=1e-5, atol=1e-5 * float(maps.abs().max()))
+
+
+def test_the_style_of_a_resnet_travels_with_a_conversion_and_is_not_guessed_for_other_files(tmp_path):
+    path, state = zoo_detector(tmp_path)
+    convert_file(path, tmp_path / "out.pkl")
+    convert_file(path, tmp_path / "out.safetensors")
+    for file in (path, tmp_path / "out.pkl", tmp_path / "out.safetensors"):
+        source = load_backbone(file)
+        assert source.architecture == Architecture("resnet50", 8, style="caffe")
+        assert all(torch.equal(source.state[name], tensor) for name, tensor in state.items())
+    settings = yaml.safe_load((tmp_path / "out.yaml").read_text())
+    assert settings["INPUT"] == {"FORMAT": "BGR"}
+    assert settings["MODEL"]["RESNETS"]["STRIDE_IN_1X1"] is True
+    assert settings["MODEL"]["PIXEL_MEAN"] == [103.53, 116.28, 123.675]
+    assert settings["MODEL"]["PIXEL_STD"] == [1.0, 1.0, 1.0]
+    assert load_backbone(path, "resnet50?width=8").architecture == Architecture("resnet50", 8)
+    with pytest.raises(InputError, match=r"torchvision's style, found resnet50\?width=8&style=caffe; leave into out"):
+        read.load(path, into=network(Architecture("resnet50", 8)))
+    torch.save({"model": torch.load(path)["model"]}, path)
+    assert load_backbone(path).architecture == Architecture("resnet50", 8)
+    assert load_backbone(path, "resnet50?width=8&style=caffe").architecture.style == "caffe"
 
 
 def test_network_is_said_aloud(tmp_path, capsys):

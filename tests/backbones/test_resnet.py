@@ -109,6 +109,7 @@ def test_shapes_of_no_known_resnet_are_told(changes: dict, message: str):
         (Architecture("resnet18", 32), "resnet18?width=32"),
         (Architecture("resnet18", stem="small"), "resnet18?stem=small"),
         (Architecture("resnet10", 1, "small"), "resnet10?width=1&stem=small"),
+        (Architecture("resnet50", style="caffe"), "resnet50?style=caffe"),
     ],
 )
 def test_an_architectures_text_names_what_differs_from_the_paper(architecture: Architecture, text: str):
@@ -134,6 +135,7 @@ def test_norm_layer_is_injected_everywhere():
         (("resnet18", True), "width"),
         (("resnet18", 8.0), "width"),
         (("resnet18", 64, "vgg"), "stem"),
+        (("resnet18", 64, "small", "tensorflow"), "style of pytorch or caffe"),
     ],
 )
 def test_wrong_architecture_names_what_is_known(arguments, message):

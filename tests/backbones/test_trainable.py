@@ -121,10 +121,10 @@ def test_lora_starts_as_the_network_and_merges_into_plain_weights():
 def test_lora_equals_peft_in_outputs_and_gradients():
     peft = pytest.importorskip("peft", reason="peft is not installed")
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
-    ours, theirs = network_of(VIT).double(), network_of(VIT).double()
+    ours, plain = network_of(VIT).double(), network_of(VIT).double()
     train_only(ours, "lora-4", seed=3)
     config = peft.LoraConfig(r=4, lora_alpha=4, target_modules=r".*attn\.(qkv|proj)", lora_dropout=0.0)
-    wrapped = peft.get_peft_model(theirs, config)
+    wrapped = peft.get_peft_model(plain, config)
     layers = {name.removeprefix("base_model.model."): module for name, module in wrapped.named_modules()
               if hasattr(module, "lora_A") and len(module.lora_A)}  # fmt: skip
     own = {name: module for name, module in ours.named_modules() if isinstance(module, LoRALinear)}

@@ -15,7 +15,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer import any_backbone
 from momentum_transfer.transfer.any_backbone import changes, global_blocks
 from momentum_transfer.transfer.config import check_settings
-from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.detector_run import choose_engine
 from momentum_transfer.transfer.initial_weights import read_initial
 from momentum_transfer.transfer.torchvision_engine.detectors import export_state
 from momentum_transfer.transfer.torchvision_engine.engine import build, build_training, initialise

@@ -40,9 +40,9 @@ COUNTING = ["SEMI.BOX_LOSS", "True", "SEMI.FOCAL_GAMMA", "1.5"]
 def test_both_engines_have_equal_losses_on_labels_and_on_a_teachers_boxes(detector, norm):
     soft = SOFT if detector == "mask_rcnn" and norm in ("EMAN", "FrozenBN") else ()
     cfg = tiny_config(detector, "MODEL.MASK_ON", "False", *TEACHER, *ALL, *COUNTING, *soft, "SEMI.TEACHER_NORM", norm)
-    ours, theirs = random_pair(cfg, tiny_samples(SIZES))
-    mine, few = MeanTeacher(ours.train(), cfg.SEMI), FewLabels(theirs, cfg.SEMI)
-    optimizers = [torch.optim.SGD(network.parameters(), lr=0.01) for network in (ours, theirs)]
+    ours, detectron2s = random_pair(cfg, tiny_samples(SIZES))
+    mine, few = MeanTeacher(ours.train(), cfg.SEMI), FewLabels(detectron2s, cfg.SEMI)
+    optimizers = [torch.optim.SGD(network.parameters(), lr=0.01) for network in (ours, detectron2s)]
     for step in range(2):
         known, others = tiny_samples(SIZES, seed=step), tiny_samples(SIZES[:2], seed=step + 10)
         batch = [*known, *(with_strong_view(s, False, step, place) for place, s in enumerate(others))]
@@ -50,7 +50,7 @@ def test_both_engines_have_equal_losses_on_labels_and_on_a_teachers_boxes(detect
         first = mine.weighted(ours.train()(mine.label(batch, step)))
         torch.manual_seed(step)
         with EventStorage():
-            second = theirs.train()(batch)
+            second = detectron2s.train()(batch)
             sum(first.values()).backward()
             sum(second.values()).backward()
             for optimizer in optimizers:
@@ -58,14 +58,14 @@ def test_both_engines_have_equal_losses_on_labels_and_on_a_teachers_boxes(detect
                 optimizer.zero_grad()
             mine.follow()
             few.after_step(step, last=False)
-        assert mine.numbers == theirs.teacher.numbers
+        assert mine.numbers == detectron2s.teacher.numbers
         assert mine.numbers["pseudo_boxes"] > 0
         assert set(first) == set(second)
         assert sum(name.endswith("_pseudo") for name in first) == len(first) / 2
         assert {name: float(first[name] - second[name]) for name in first} == pytest.approx(
             dict.fromkeys(first, 0.0), abs=1e-6 if step == 0 else 1e-4
         )
-    table, state = names(ours), theirs.teacher.network.state_dict()
+    table, state = names(ours), detectron2s.teacher.network.state_dict()
     for name, value in mine.network.state_dict().items():
         if name in table:
             torch.testing.assert_close(value, state[table[name]], rtol=1e-3, atol=1e-4)
@@ -117,12 +117,12 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(detector, norm, tmp
 
 def test_the_engines_train_the_same_teacher_on_the_same_data_and_hand_it_over(tmp_path):
     cfg = shapes_config("retinanet", tmp_path, *STEPS, *TEACHER, *ALL, "SEMI.TEACHER_NORM", "MomentumBN")
-    theirs = train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "theirs")
-    lines = [json.loads(line) for line in (tmp_path / "theirs/metrics.json").read_text().splitlines()]
+    detectron2s = train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "detectron2")
+    lines = [json.loads(line) for line in (tmp_path / "detectron2/metrics.json").read_text().splitlines()]
     ours = train_tiny(TorchvisionEngine(), cfg, 0, tmp_path / "ours")
-    assert set(weights(theirs)) == set(weights(ours))
+    assert set(weights(detectron2s)) == set(weights(ours))
     assert {"pseudo_boxes", "pseudo_images", "pseudo_precision", "pseudo_recall"} <= set(lines[-1])
-    one, other = (predict_tiny(engine, cfg, theirs.weights, tmp_path / engine.name)[0].results.read_text()
+    one, other = (predict_tiny(engine, cfg, detectron2s.weights, tmp_path / engine.name)[0].results.read_text()
                   for engine in (Detectron2Engine(), TorchvisionEngine()))  # fmt: skip
     assert [e["bbox"] for e in json.loads(one)] == [e["bbox"] for e in json.loads(other)]
 
@@ -164,15 +164,15 @@ KEEP += ["MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.0"]
     + [("faster_rcnn_c4", way) for way in ("TFA", "full")],
 )
 def test_every_way_of_few_shots_has_equal_losses_gradients_and_detections_in_both_engines(detector, way):
-    ours, theirs = random_pair(tiny_config(detector, *SHOTS, *KEEP, *WAYS[way]), tiny_samples(SIZES))
-    found = loss_differences(ours, theirs, tiny_samples(SIZES))
+    ours, detectron2s = random_pair(tiny_config(detector, *SHOTS, *KEEP, *WAYS[way]), tiny_samples(SIZES))
+    found = loss_differences(ours, detectron2s, tiny_samples(SIZES))
     assert found == pytest.approx(dict.fromkeys(found, 0.0), abs=1e-6)
     if way != "TFA":  # nothing is detected through random frozen norms; "full" has the same network
-        assert set(prediction_differences(ours, theirs, tiny_samples(SIZES)).values()) == {0.0}
+        assert set(prediction_differences(ours, detectron2s, tiny_samples(SIZES)).values()) == {0.0}
     trained = {names(ours)[name] for name, p in ours.named_parameters() if p.requires_grad}
-    assert trained == {name for name, p in theirs.named_parameters() if p.requires_grad}
+    assert trained == {name for name, p in detectron2s.named_parameters() if p.requires_grad}
     if way in ("TFA", "linear"):
-        assert trained == {name for name in dict(theirs.named_parameters()) if LAST_LAYERS.search(name)}
+        assert trained == {name for name in dict(detectron2s.named_parameters()) if LAST_LAYERS.search(name)}
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -14,7 +14,7 @@ from momentum_transfer.core import records as results
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.config import identity
 from momentum_transfer.transfer.data import annotations
-from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.detector_run import choose_engine
 from momentum_transfer.transfer.run import Request, run
 from momentum_transfer.transfer.scores import typed
 from momentum_transfer.transfer.torchvision_engine.detectors import export_state

@@ -11,7 +11,7 @@ from momentum_transfer.report.page import build
 from momentum_transfer.report.read_inputs import read_records
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.config import SETTINGS, check_settings, get_cfg, identity
-from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.detector_run import choose_engine
 from momentum_transfer.transfer.run import Request, run
 from momentum_transfer.verdicts.corrections import NOT_COMPARED
 from tests.config_headers import configs_of, header

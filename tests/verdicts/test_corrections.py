@@ -9,8 +9,16 @@ from scipy import stats
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.verdicts import outcomes
 from momentum_transfer.verdicts.comparison import Comparison, ItemEvidence, compare
-from momentum_transfer.verdicts.corrections import BETTER, NOT_SIGNIFICANT, WORSE, holm, max_t, verdicts, word
-from momentum_transfer.verdicts.equality import equal_within  # fmt: skip
+from momentum_transfer.verdicts.corrections import (
+    BETTER,
+    NOT_SIGNIFICANT,
+    WORSE,
+    equal_within,
+    holm,
+    max_t,
+    verdicts,
+    word,
+)
 
 GROUPS = np.repeat(np.arange(12), [1, 5, 3, 4, 2, 6, 5, 1, 3, 4, 2, 6])
 

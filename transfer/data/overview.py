@@ -40,10 +40,8 @@ def write_overview(data: DetectionData, folder: str | Path, examples: int = 6) -
     images = [image for image in data.load()["images"] if image["id"] in annotations]
     chosen = {round(place) for place in np.linspace(0, len(images) - 1, min(examples, len(images)))}
     names = dict(zip(data.category_ids, data.classes, strict=True))
-    drawn = (
-        draw(read_rgb(data.image_path(images[index])), annotations[images[index]["id"]], names)
-        for index in sorted(chosen)
-    )
+    shown = [images[index] for index in sorted(chosen)]
+    drawn = (draw(read_rgb(data.image_path(image)), annotations[image["id"]], names) for image in shown)
     return _write(data.name, Path(folder), _class_histogram(data), "instances", drawn)
 
 

@@ -41,7 +41,7 @@ from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
 
 class Detectron2Engine:
-    """Fine-tuning and prediction by Detectron2 itself; see ``engines.Engine``."""
+    """Fine-tuning and prediction by Detectron2 itself; see ``experiment.Engine``."""
 
     name = ENGINE
 
@@ -51,7 +51,7 @@ class Detectron2Engine:
         small = cfg.MODEL.RESNETS.DEPTH in SMALL and not cfg.MODEL.BACKBONE.ARCH
         if importlib.util.find_spec("detectron2") is None:
             return "Detectron2 is not installed"
-        if (few_labels(cfg) or cfg.FEW_SHOT.STAGE != "base") and (reason := not_torchvisions(cfg)):
+        if _on_samples(cfg) and (reason := not_torchvisions(cfg)):
             return f"with few labels or shots its data is the torchvision engine's, which cannot: {reason}"
         if cfg.SEMI.TEACHER and cfg.TEST.EVAL_PERIOD:
             return "it scores a mean teacher at the end only; set TEST.EVAL_PERIOD 0"
@@ -98,8 +98,7 @@ class Detectron2Engine:
                 def evaluate(model: nn.Module) -> float:
                     return score(_predict(d2_cfg, model, task.test[0], out_dir / "validation"))
 
-            few = few_labels(cfg) or cfg.FEW_SHOT.STAGE != "base"
-            batches = functools.partial(training_loader, cfg, task, seed) if few else None
+            batches = functools.partial(training_loader, cfg, task, seed) if _on_samples(cfg) else None
             return train(d2_cfg, experiment.initial, final, resume, evaluate, batches)
 
     def predict(self, experiment: Experiment, out_dir: Path) -> list[Predictions]:
@@ -111,6 +110,11 @@ class Detectron2Engine:
     def predictor(self, cfg: CfgNode, detector: InitialWeights) -> "Detectron2Predictor":
         """A detector for images in memory."""
         return Detectron2Predictor(*_trained(cfg, detector, Path(cfg.OUTPUT_DIR)))
+
+
+def _on_samples(cfg: CfgNode) -> bool:
+    """Whether a training is on the torchvision engine's batches: with few labels or shots."""
+    return few_labels(cfg) or cfg.FEW_SHOT.STAGE != "base"
 
 
 def _trained(cfg: CfgNode, detector: InitialWeights, out_dir: Path) -> tuple[Any, nn.Module]:
@@ -159,7 +163,7 @@ def _predict_each(
 
 
 class Detectron2Predictor:
-    """Images to what is found in them, by Detectron2's data path at test; see ``engines.Predictor``."""
+    """Images to what is found in them, by Detectron2's data path at test; see ``experiment.Predictor``."""
 
     def __init__(self, d2_cfg: Any, model: nn.Module) -> None:
         from detectron2.data import transforms as T

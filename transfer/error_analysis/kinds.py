@@ -157,12 +157,10 @@ def find_kinds(matching: Matching) -> Kinds:
     covered = np.zeros(len(matching.truth), dtype=bool)
     covered[target[free]] = True
     missed = matching.counts & ~matching.found & ~covered
-    ap50 = _mean_ap(
-        matching, matching.detections.category, matching.true, matching.true | matching.false, matching.positives
-    )
-    cost = {
-        name: value - ap50 for name, value in _repaired_aps(matching, of_detection, target, repaired, missed).items()
-    }
+    valid = matching.true | matching.false
+    ap50 = _mean_ap(matching, matching.detections.category, matching.true, valid, matching.positives)
+    aps = _repaired_aps(matching, of_detection, target, repaired, missed)
+    cost = {name: value - ap50 for name, value in aps.items()}
     return Kinds(of_detection, missed, ap50, cost)
 
 

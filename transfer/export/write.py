@@ -55,8 +55,7 @@ class DenseProgram(nn.Module):
         x = ((pixels - self.detector.pixel_mean) / self.detector.pixel_std)[None]
         heads = cast(DenseHeads, self.detector.heads)
         features = self.detector.backbone(x)
-        maps = [features[name] for name in heads.levels]
-        anchors, scores, offsets = self._predictions(maps)
+        anchors, scores, offsets = self._predictions([features[name] for name in heads.levels])
         best = [self._best(a, s[0], o[0]) for a, s, o in zip(anchors, scores, offsets, strict=True)]
         boxes, values, classes = (torch.cat(column) for column in zip(*best, strict=True))
         # Boxes of different classes are moved apart, as in torchvision.ops.batched_nms.

@@ -143,6 +143,12 @@ def _warn_once(text: str) -> None:
     warn(text)
 
 
+def _warn_of(where: str, counts: dict[str, Any]) -> None:
+    for what, count in counts.items():
+        if count:
+            _warn_once(f"{where}: {count} {what}")
+
+
 def _outside(boxes: np.ndarray, image: np.ndarray, sides: np.ndarray) -> int:
     """How many boxes [N, 4] leave their images [N] by more than a pixel; ``sides`` [2, I] as `_sides` gives them."""
     outside = np.zeros(len(boxes), dtype=bool)
@@ -156,19 +162,15 @@ def _warn_of_objects(truth: GroundTruth) -> None:
     """Warn of what the references score silently, though it is most probably a mistake."""
     if truth.boxes is not None:
         refuse_fractions(truth.boxes, truth.where)
-    warnings = {
-        "objects with a negative or infinite area, which no range of sizes holds": (
-            (~np.isfinite(truth.area) | (truth.area < 0)).sum()
-        ),
+    odd = (~np.isfinite(truth.area) | (truth.area < 0)).sum()
+    outside = 0 if truth.boxes is None else _outside(truth.boxes, truth.image, truth.sides)
+    counts = {
+        "objects with a negative or infinite area, which no range of sizes holds": odd,
         "annotations with the id 0, which COCO's scores count as never found": truth.zero_id.sum(),
         "categories without a name, reported by their ids": sum("name" not in entry for entry in truth.categories),
-        "boxes that leave their image by more than a pixel": (
-            0 if truth.boxes is None else _outside(truth.boxes, truth.image, truth.sides)
-        ),
+        "boxes that leave their image by more than a pixel": outside,
     }
-    for what, count in warnings.items():
-        if count:
-            _warn_once(f"{truth.where}: {count} {what}")
+    _warn_of(truth.where, counts)
 
 
 def _ground_truth(sections: tuple[Columns, Columns, Columns | Plain], iou_type: IouType, area: bool) -> GroundTruth:
@@ -233,18 +235,15 @@ def _warn_of_detections(found: Detections, truth: GroundTruth) -> None:
     if not len(found):  # as scored before a training
         return
     of, images = f"of {len(found)} detections", len(truth.images)
-    warnings = {f"of {images} images have no detection": int((np.bincount(found.image, minlength=images) == 0).sum())}
+    counts = {f"of {images} images have no detection": int((np.bincount(found.image, minlength=images) == 0).sum())}
     if found.boxes is not None:
-        warnings |= {
+        negative = ((found.boxes[:, 2] < 0) | (found.boxes[:, 3] < 0)).sum()
+        counts |= {
             f"{of} are fractions of the image, not pixels, and match nothing": in_fractions(found.boxes),
-            f"{of} have a negative width or height and match nothing": (
-                (found.boxes[:, 2] < 0) | (found.boxes[:, 3] < 0)
-            ).sum(),
+            f"{of} have a negative width or height and match nothing": int(negative),
             f"{of} leave their image by more than a pixel": _outside(found.boxes, found.image, truth.sides),
         }
-    for what, count in warnings.items():
-        if count:
-            _warn_once(f"{found.where}: {count} {what}")
+    _warn_of(found.where, counts)
 
 
 def _load_detections(

@@ -34,12 +34,8 @@ def open_task(cfg: CfgNode, *, training: bool = True) -> Task:
         return Segmentation(train, test, ignore=cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE)
     opened = {name: get_dataset(name, root) for name in every}
     _check_names(list(opened.values()))
-    return Detection(
-        [opened[name] for name in names["TRAIN"]],
-        [opened[name] for name in names["TEST"]],
-        detections=cfg.TEST.DETECTIONS_PER_IMAGE,
-        few_shot=FewShot.of(cfg),
-    )
+    sets = ([opened[name] for name in names[split]] for split in ("TRAIN", "TEST"))
+    return Detection(*sets, detections=cfg.TEST.DETECTIONS_PER_IMAGE, few_shot=FewShot.of(cfg))
 
 
 def _check_names(sets: list[DetectionData]) -> None:

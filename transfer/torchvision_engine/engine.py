@@ -40,7 +40,7 @@ from momentum_transfer.transfer.torchvision_engine.unlabelled import unlabelled_
 
 
 class TorchvisionPredictor:
-    """Images to what is found in them; see ``engines.Predictor``.
+    """Images to what is found in them; see ``experiment.Predictor``.
 
     Only images that have one size after resizing form a batch: a smaller one would be padded to the larger, which its
     features at the border would feel.
@@ -69,7 +69,7 @@ class TorchvisionPredictor:
 
 
 class TorchvisionEngine:
-    """Fine-tuning and prediction by this project's own detectors; see ``engines.Engine``."""
+    """Fine-tuning and prediction by this project's own detectors; see ``experiment.Engine``."""
 
     name = "torchvision"
 

@@ -102,7 +102,8 @@ class MeanTeacher:
         self._factor = sum(len(one) > 0 for one in found) / len(others)
         self._count(others, found, step)
         for place, (sample, one) in enumerate(zip(others, found, strict=True)):
-            if len(one) and sample.strong is not None:
+            if len(one):
+                assert sample.strong is not None
                 soft = partial(self._background, place) if self.semi.SOFT_BACKGROUND else None
                 target = Target(one.boxes, one.classes, background=soft)
                 known.append(replace(sample, image=sample.strong, strong=None, target=target, pseudo=True))

@@ -213,9 +213,5 @@ def _fcos(cfg: CfgNode, backbone: FPN | SimplePyramid) -> FCOS:
 
 
 def _dense_inference(cfg: CfgNode, settings: CfgNode) -> dict[str, Any]:
-    return {
-        "score_threshold": settings.SCORE_THRESH_TEST,
-        "candidates": settings.TOPK_CANDIDATES_TEST,
-        "nms_threshold": settings.NMS_THRESH_TEST,
-        "detections": cfg.TEST.DETECTIONS_PER_IMAGE,
-    }
+    return {"score_threshold": settings.SCORE_THRESH_TEST, "candidates": settings.TOPK_CANDIDATES_TEST,
+            "nms_threshold": settings.NMS_THRESH_TEST, "detections": cfg.TEST.DETECTIONS_PER_IMAGE}  # fmt: skip

@@ -254,8 +254,7 @@ def _linear(cfg: CfgNode) -> LinearSegmentor:
     widths = list(backbone.channels.values())
     channels = sum(widths[-1] if name == LAST_MAP else backbone.channels[name] for name in head.IN_FEATURES)
     linear = LinearHead(channels * head.BLOCKS, head.NUM_CLASSES, head.NORM, head.IGNORE_VALUE, head.LOSS_WEIGHT)
-    step = max(backbone.strides.values())
-    backbone.size_divisibility = step
+    backbone.size_divisibility = max(backbone.strides.values())
     pixels = {"pixel_mean": cfg.MODEL.PIXEL_MEAN, "pixel_std": cfg.MODEL.PIXEL_STD}
     return LinearSegmentor(backbone, linear, head.IN_FEATURES, head.BLOCKS, **pixels)
 

@@ -1,6 +1,4 @@
 import json
-import os
-import signal
 
 import pytest
 import torch
@@ -27,24 +25,6 @@ OVERFIT = {
     "faster_rcnn_c4": (40, 20, None),
     "mask_rcnn_c4": (40, 20, 10),
 }
-
-
-@pytest.fixture
-def stop_after(monkeypatch):
-    """Sends SIGTERM to this process at the end of an iteration."""
-
-    def arrange(iteration):
-        original = train.Log.add
-
-        def add(self, step, *rest, **times):
-            original(self, step, *rest, **times)
-            if step + 1 == iteration:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        monkeypatch.setattr(train.Log, "add", add)
-        return lambda: monkeypatch.setattr(train.Log, "add", original)
-
-    return arrange
 
 
 #: Several sizes, flips and rare images repeated: all that is drawn at random in the data path.

@@ -13,7 +13,7 @@ from momentum_transfer.transfer.experiment import Experiment
 from momentum_transfer.transfer.initial_weights import read_detector, read_initial
 from momentum_transfer.transfer.tasks import open_task
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
-from tests.transfer.torchvision_engine.test_train import SHORT, stop_after  # noqa: F401
+from tests.transfer.torchvision_engine.test_train import SHORT
 from tests.transfer.torchvision_engine.tiny import predict_tiny, shapes_config, tiny_config
 
 VIT = ["MODEL.BACKBONE.ARCH", "timm:test_vit?img_size=64", "MODEL.VIT.FORM", "vitdet", "MODEL.FPN.NORM", "LN",
@@ -46,8 +46,8 @@ def weights_of(folder, text):
     ids=["last-1", "lora"],
 )
 def test_a_part_is_trained_its_checkpoints_hold_it_alone_and_go_on_bit_for_bit(
-    settings, text, trained, tmp_path, stop_after  # noqa: F811
-):  # fmt: skip
+    settings, text, trained, tmp_path, stop_after
+):
     weights = weights_of(tmp_path, text)
     cfg = shapes_config("retinanet", tmp_path, *SHORT, *settings)
     start = read_initial(str(weights), cfg).backbone
@@ -73,7 +73,7 @@ def test_a_part_is_trained_its_checkpoints_hold_it_alone_and_go_on_bit_for_bit(
     assert predict_tiny(TorchvisionEngine(), cfg, whole.weights, tmp_path / "found")
 
 
-def test_other_weights_do_not_complete_a_checkpoint(tmp_path, stop_after):  # noqa: F811
+def test_other_weights_do_not_complete_a_checkpoint(tmp_path, stop_after):
     weights = weights_of(tmp_path, "resnet10?width=32")
     cfg = shapes_config("retinanet", tmp_path, *SHORT, "MODEL.BACKBONE.TRAINABLE", "norms")
     stop_after(2)
