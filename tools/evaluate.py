@@ -107,15 +107,7 @@ def main(args: argparse.Namespace) -> None:
         else:
             outcomes = run_local(jobs, parallel=args.jobs or 1, gpus=gpus, lock=lock, shard=shard)
         _show_outcomes(outcomes)
-        try:
-            with contextlib.nullcontext() if shard is None else alone(output, patience=0.0):
-                reported = _report(output, jobs, weights)
-                if args.copy_to:
-                    copy_out(output, args.copy_to)
-        except InputError:
-            if shard is None:
-                raise
-            reported = True  # another shard is making the page
+        reported = _report(args, output, jobs, weights)
     if not reported or not all(outcome.well for outcome in outcomes):
         raise SystemExit(1)
 
@@ -225,17 +217,27 @@ def _check_pretrainings(suite: Suite) -> None:
             )
 
 
-def _report(output: Path, jobs: Sequence[Job], weights: Sequence[str]) -> bool:
-    """Make the page of all records so far; returns whether that worked."""
+def _report(args: argparse.Namespace, output: Path, jobs: Sequence[Job], weights: Sequence[str]) -> bool:
+    """Make the page of all records so far, and copy it; returns whether that worked. One shard at a time does so."""
     records = output / "results.jsonl"
-    if not records.is_file():
-        say(f"no task has written a record to {records}: no report")
-        return False
-    shown = [job for job in jobs if any((job.folder / name).exists() for name in _SHOWN)]
-    runs = sorted({str(job.folder if job.task.name == PRETRAIN else job.folder.parent) for job in shown})
-    runs += [name for name in weights if Path(name).is_dir()]  # last: of two folders of a name the first counts
-    command = ["tools/report.py", str(records), "--runs", *runs, "--out", str(output / "report.html")]
-    return subprocess.run([sys.executable, *started(command)], cwd=workplace(), check=False).returncode == 0
+    with contextlib.ExitStack() as held:
+        if args.shard is not None:
+            try:
+                held.enter_context(alone(output, patience=0.0))
+            except InputError:
+                return True  # another shard is making the page
+        if records.is_file():
+            shown = [job for job in jobs if any((job.folder / name).exists() for name in _SHOWN)]
+            runs = sorted({str(job.folder if job.task.name == PRETRAIN else job.folder.parent) for job in shown})
+            runs += [name for name in weights if Path(name).is_dir()]  # last: of two folders of a name the first counts
+            command = ["tools/report.py", str(records), "--runs", *runs, "--out", str(output / "report.html")]
+            made = subprocess.run([sys.executable, *started(command)], cwd=workplace(), check=False).returncode == 0
+        else:
+            say(f"no task has written a record to {records}: no report")
+            made = False
+        if args.copy_to:
+            copy_out(output, args.copy_to)
+    return made
 
 
 def _from_root(path: str) -> Path:
@@ -303,17 +305,12 @@ def parser() -> argparse.ArgumentParser:
     )  # --export repeats the words
     add = parser.add_argument
     add("--weights", nargs="+", default=[], metavar="CKPT",
-                      help="checkpoints, run folders, random-of:CKPT, pixels; none if a suite pretrains")  # fmt: skip
+        help="checkpoints, run folders, random-of:CKPT, pixels; none if a suite pretrains")  # fmt: skip
     add("--suite", metavar="YAML", help="configs/suites/full.yaml, quick.yaml, smoke.yaml")
     add("--tasks", nargs="+", default=[], metavar="NAME", help="these alone, and what they need: knn 'mask_rcnn_*'")
     add("--skip", nargs="+", default=[], metavar="NAME", help="all but these, and what needs them")
-    add(
-        "--preset",
-        nargs="+",
-        default=[],
-        metavar="[CKPT=]NAME",
-        help="another paper's settings than the checkpoint's own, for all or one (suites with presets)",
-    )
+    add("--preset", nargs="+", default=[], metavar="[CKPT=]NAME",
+        help="another paper's settings than the checkpoint's own, for all or one (suites with presets)")  # fmt: skip
     add("--copy-to", metavar="URL", help="copy records and page there at the end: s3://…, whatever fsspec writes")
     add("--output", type=own_file, metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
     add("--dry-run", action="store_true", help="print the plan with the expected hours and money")
@@ -322,29 +319,16 @@ def parser() -> argparse.ArgumentParser:
     add("--plan", action="store_true", help="say how many seeds --detect needs at --sigma, and stop")
     add("--detect", type=above_0, metavar="POINTS", help="true difference that is to be shown")
     add("--sigma", type=above_0, metavar="POINTS", help="standard deviation of a score over seeds")
-    add(
-        "--jobs",
-        type=at_least(1),
-        help="tasks at a time: on this machine (default: 1), or of each array of Slurm's jobs; shards of --export",
-    )
-    add(
-        "--gpus",
-        type=at_least(0),
-        help="GPUs to use; of an engine those of a node (default: those found here, or there)",
-    )
+    add("--jobs", type=at_least(1),
+        help="tasks at a time: here (default: 1), or of each array of Slurm's jobs; shards of --export")  # fmt: skip
+    add("--gpus", type=at_least(0), help="GPUs to use, of an engine those of a node (default: those found)")
     add("--on", metavar="ENGINE", help="local, slurm, ray[:ADDRESS], or an engine of another package")
     add("--slurm", action="store_true", help="one Slurm job a task, through submitit: --on slurm")
     add("--cancel", action="store_true", help="with --on: let the submitted tasks save and end")
     add("--shard", nargs="?", const="", metavar="K/N",
         help="be one of N processes that share OUTPUT (without K/N: the index of an array job)")  # fmt: skip
     add("--export", choices=list(KINDS), help="write such shards as commands, a manifest or a script into OUTPUT")
-    add(
-        "--sbatch",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="options of sbatch: partition=gpu account=a mem=64G",
-    )
+    add("--sbatch", nargs="+", default=[], metavar="KEY=VALUE", help="options of sbatch: partition=gpu account=a")
     return parser
 
 
