@@ -18,16 +18,7 @@ from momentum_transfer.core import run_lock
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
 from momentum_transfer.core.errors import AGAIN, InputError
 from momentum_transfer.core.log import say
-from momentum_transfer.suites.attempt import (
-    JOB_LOCK,
-    Outcome,
-    alone,
-    done_before,
-    node_lock,
-    note_end,
-    start,
-    start_part,
-)
+from momentum_transfer.suites.attempt import Outcome, alone, done_before, node_lock, note_end, start, start_part
 from momentum_transfer.suites.shards import Shard
 from momentum_transfer.suites.task import Job
 
@@ -120,7 +111,7 @@ class _Run:
             locks = () if self.lock is None else (self.lock,)
             if len(nodes) == 1:
                 try:
-                    locks += (held.enter_context(alone(job.folder, patience=0.0, name=JOB_LOCK)),)
+                    locks += (held.enter_context(alone(job.folder, patience=0.0, name=node_lock(0))),)
                 except InputError:  # an engine's attempt, or a task of a killed run that still saves
                     return False
             if self._ended_elsewhere(job):
