@@ -224,17 +224,20 @@ def _fraction(asked: Question, stage: str) -> float:
 
 
 def with_lengths(asked: Question, plan: Plan, stages: Sequence[str], before: float) -> Plan:
-    """The plan with the lengths of these stages that fit after ``before`` seconds, at least the shortest useful ones.
+    """The plan with the lengths of these stages that fit after ``before`` seconds.
 
-    InputError if those do not fit and nothing was timed yet.
+    InputError if the shortest useful ones do not fit, unless a stage was trained already.
     """
     needed = plan.needed(asked, stages, before)
     if needed > asked.minutes + 1e-9 and not plan.timed:
         starts = len(plan.starts(asked, stages[-1] if stages else IMAGES))
+        advice = f"give more, {_SMALLER.get(asked.kind, '')}fewer weights, or --probes-only, or --screen alone"
+        if plan.alive:
+            advice = "this machine is slower than it was estimated; the same command with more minutes goes on from here"
         raise InputError(
             f"expected --minutes of at least {math.ceil(needed)} for {counted(starts, 'start')} and "
             f"{counted(asked.trials, 'trial')}, found {asked.minutes:g}; {before / 60:.1f} of them are before any "
-            f"training; give more, {_SMALLER.get(asked.kind, '')}fewer weights, or --probes-only, or --screen alone"
+            f"training; {advice}"
         )
     left, lengths = 60 * asked.minutes - before, dict(plan.lengths)
     for stage in stages:
