@@ -39,11 +39,10 @@ from momentum_transfer.core.shipped import started, typed, workplace
 from momentum_transfer.core.urls import copy_out
 from momentum_transfer.suites.attempt import Outcome, alone
 from momentum_transfer.suites.executors import Executor, Setup, cancel, executor_class, run_on
-from momentum_transfer.suites.local import run_local
+from momentum_transfer.suites.local import KINDS, export, read_shard, run_local
 from momentum_transfer.suites.planning import LISTED, Expected, expected, plan, read_measured, select, show_plan
 from momentum_transfer.suites.preflight import OF_THE_MACHINE, Refusals, Shared, preflight, show_refusals
 from momentum_transfer.suites.progress import write_plan
-from momentum_transfer.suites.shards import KINDS, export, read_shard
 from momentum_transfer.suites.slurm import OURS, Slurm
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job

@@ -1,5 +1,8 @@
 """Run the jobs of a suite as processes of this machine: alone, or as one of several shards that share its folder.
 
+``evaluate … --shard K/N`` is one process of an LSF array, of an indexed Job of Kubernetes, or of a machine reached by
+ssh; ``export`` writes what starts them all.
+
 A job is taken by a file ``.claim.N`` in its folder, which only one process of all machines can create, whatever locks
 the file system has. The next number is free once its owner is gone: a process of this machine that has ended, or one
 elsewhere whose job's lock is not renewed any more. So shards take over what a killed one leaves.
@@ -8,23 +11,37 @@ A job on several nodes has a claim for each, and takes as many shards, which mee
 """
 
 import contextlib
+import json
+import re
+import shlex
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from momentum_transfer.core import run_lock
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
-from momentum_transfer.core.errors import AGAIN, InputError
+from momentum_transfer.core.errors import AGAIN, InputError, shown
 from momentum_transfer.core.log import say
 from momentum_transfer.suites.attempt import Outcome, alone, done_before, node_lock, note_end, start, start_part
-from momentum_transfer.suites.shards import Shard
 from momentum_transfer.suites.task import Job
 
 _CLAIM = ".claim"
 #: Seconds between two looks at jobs that others run.
 _LOOK = 0.5
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Shard ``number``, from 1, of ``count``."""
+
+    number: int
+    count: int
+
+    def first(self, jobs: int) -> int:
+        """The index of the job that it begins with."""
+        return (self.number - 1) * jobs // self.count
 
 
 def run_local(
@@ -228,3 +245,94 @@ def _claimed(job: Job, node: int = 0) -> bool:
     """Whether the process that made the last claim is at work, as far as can be seen from here."""
     found = _claims(job, node)
     return bool(found) and run_lock.alive(found[max(found)], job.folder / node_lock(node))
+
+
+#: Variables of array jobs: of the index, of how many there are, of the first index, else that index itself.
+#: Kubernetes does not say how many completions an indexed Job has; the manifest that is written here does.
+_ARRAYS = (
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", 1),
+    ("LSB_JOBINDEX", "LSB_JOBINDEX_END", "", 1),
+    ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", "", 0),
+)
+
+
+def read_shard(text: str, environment: Mapping[str, str]) -> Shard:
+    """``K/N``, or by the variables of an array job where the text is empty; InputError if K is not of 1 to N."""
+    if not text:
+        text = _of_array(environment)
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise InputError(f"expected --shard K/N with K from 1 to N, found {shown(text)}; the first of three is 1/3")
+    return Shard(int(found[1]), int(found[2]))
+
+
+def _of_array(environment: Mapping[str, str]) -> str:
+    for index, count, first, otherwise in _ARRAYS:
+        if index in environment:
+            values = environment[index], environment.get(count, ""), environment.get(first, str(otherwise))
+            if not all(value.isascii() and value.isdecimal() for value in values):
+                raise InputError(f"expected numbers in {index} and {count}, found {values[0]!r} and {values[1]!r}; "
+                                 "give --shard K/N")  # fmt: skip
+            return f"{int(values[0]) - int(values[2]) + 1}/{values[1]}"
+    listed = " or ".join(f"{index} with {count}" for index, count, _, _ in _ARRAYS)
+    raise InputError(f"expected --shard K/N, or {listed} in the environment, found none; give --shard K/N")
+
+
+#: What --export takes -> the file's suffix, and how it is started.
+KINDS = {
+    "commands": (".sh", "a line is a shard: give each to a machine (ssh), or to an array job (LSF)"),
+    "k8s": (".yaml", "set image and volume, then kubectl apply -f"),
+    "slurm": (".sbatch", "sbatch, from a machine of the cluster"),
+}
+
+
+def export(kind: str, command: str, place: Path, jobs: Sequence[Job], gpus: int, count: int) -> str:
+    """The script or manifest that runs a plan in ``count`` shards, each with what its largest task needs.
+
+    Args:
+        kind: one of ``KINDS``.
+        command: of evaluate, as typed in the folder ``place``.
+        gpus: of a node, for tasks that are distributed; others take one.
+    """
+    cpus = max(job.task.cpus for job in jobs)
+    minutes, gpus = max(job.task.minutes for job in jobs), max(job.gpus(gpus) for job in jobs)
+    begin = f"cd {shlex.quote(str(place))} && exec {command} --shard"
+    if kind == "commands":
+        return "".join(f"({begin} {number}/{count})\n" for number in range(1, count + 1))
+    if kind == "slurm":
+        options = [f"array=1-{count}", f"cpus-per-task={cpus}", f"time={minutes}", "requeue", "signal=B:TERM@120"]
+        options += [f"gpus-per-node={gpus}"] if gpus else []
+        return "#!/bin/sh\n" + "".join(f"#SBATCH --{option}\n" for option in options) + begin + "\n"
+    needs = {"cpu": cpus, **({"nvidia.com/gpu": gpus} if gpus else {})}
+    return _K8S.format(count=count, script=json.dumps(begin), needs=json.dumps(needs), place=json.dumps(str(place)))
+
+
+#: A shard that fails has logged why and repeats nothing; one whose node goes away is started again.
+_K8S = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {{name: momentum-transfer}}
+spec:
+  completionMode: Indexed
+  completions: {count}
+  parallelism: {count}
+  backoffLimitPerIndex: 5
+  podFailurePolicy:
+    rules:
+      - {{action: Ignore, onPodConditions: [{{type: DisruptionTarget}}]}}
+      - {{action: FailIndex, onExitCodes: {{operator: In, values: [1, 2]}}}}
+  template:
+    spec:
+      restartPolicy: Never
+      terminationGracePeriodSeconds: 150
+      containers:
+        - name: shard
+          image: momentum-transfer
+          command: [sh, -c, {script}]
+          env: [{{name: JOB_COMPLETIONS, value: "{count}"}}]
+          resources: {{requests: {needs}, limits: {needs}}}
+          volumeMounts: [{{name: work, mountPath: {place}}}, {{name: memory, mountPath: /dev/shm}}]
+      volumes:
+        - {{name: work, persistentVolumeClaim: {{claimName: momentum-transfer}}}}
+        - {{name: memory, emptyDir: {{medium: Memory}}}}
+"""

@@ -116,10 +116,8 @@ class _Planner:
         sweep, folder = self.suite.sweep, self.output / "pretrained" / run.name  # results name a checkpoint by it
         assert sweep is not None
         command = (*run.command, "OUTPUT_DIR", str(folder))
-        task = Task(
-            PRETRAIN, shlex.join(run.command), (), sweep.gpu_hours, sweep.distributed, sweep.cpus, sweep.minutes,
-            sweep.nodes,
-        )  # fmt: skip
+        task = Task(PRETRAIN, shlex.join(run.command), (), sweep.gpu_hours, sweep.distributed, sweep.cpus,
+                    sweep.minutes, sweep.nodes)  # fmt: skip
         key = sha256_of_text(json.dumps([command, self._config_hashes(command)]))[:16]
         return Job(run.name, task, command, folder, (), key, self.output / "results.jsonl")
 
@@ -135,14 +133,10 @@ class _Planner:
                 continue
             folder, results = self.output / name / task.name, self.output / "results.jsonl"
             places = {
-                "weights": weights,
-                "name": name,
+                "weights": weights, "name": name, "folder": str(folder), "results": str(results), "seed": str(seed),
                 "converted": str(self.output / name / "backbone.pkl"),  # a name that results leave out: weights_name
                 "rescaled": str(self.output / name / "rescaled" / f"{name}_nr.pkl"),  # other weights, of another name
-                "folder": str(folder),
-                "results": str(results),
-                "seed": str(seed),
-            }
+            }  # fmt: skip
             command = tuple(fill(word, places) for word in split(fill(task.command, preset), task.name))
             needs = (*([pretraining] if pretraining else []), *(jobs[need] for need in task.needs))
             parts = [command, digest, self._config_hashes(command), [need.key for need in needs]]

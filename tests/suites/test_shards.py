@@ -18,9 +18,8 @@ from momentum_transfer.core import run_lock
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.suites import local, task
 from momentum_transfer.suites.attempt import JOB_LOCK, alone
-from momentum_transfer.suites.local import run_local
+from momentum_transfer.suites.local import Shard, export, read_shard, run_local
 from momentum_transfer.suites.planning import plan
-from momentum_transfer.suites.shards import Shard, export, read_shard
 from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.task import Job
 from tests.suites.counting import counting_suite, counts, records_of
@@ -32,9 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: A shard that can be killed: suite, output, number, count.
 SHARD = """
 import sys
-from momentum_transfer.suites.local import run_local
+from momentum_transfer.suites.local import Shard, run_local
 from momentum_transfer.suites.planning import plan
-from momentum_transfer.suites.shards import Shard
 from momentum_transfer.suites.suite import load_suite
 suite, output, number, count = sys.argv[1:]
 run_local(plan(load_suite(suite), ["pixels"], output), shard=Shard(int(number), int(count)))

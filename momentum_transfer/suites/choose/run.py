@@ -68,8 +68,7 @@ def estimated(asked: Question, tested: int, side: int = 0, batch: int = 1) -> Pl
 def screen_seconds(asked: Question, images: int, side: int) -> float:
     """Seconds to measure all candidates, nearly all of which go into the features of ``images`` images."""
     speed = _operations_a_second()
-    each = {name: _operations(name, side) for name in {one.architecture for one in asked.candidates}}
-    return sum(1.5 + images * _SLOWER * each[one.architecture] / speed for one in asked.candidates)
+    return sum(1.5 + images * _SLOWER * _operations(one.architecture, side) / speed for one in asked.candidates)
 
 
 @lru_cache
@@ -119,12 +118,10 @@ def measured(asked: Question, stage: str, one: stages.Candidate, wall: float) ->
 
 def _per_iteration(folder: Path) -> float:
     """Mean seconds of an iteration after the first, from the torchvision engine's lines or Detectron2's."""
-    if (folder / "metrics.jsonl").is_file():
-        lines = loggers.read(folder / "metrics.jsonl")
-        return float(lines[-1]["seconds"]) if lines else 0.0
-    if (folder / "metrics.json").is_file():
-        last = (folder / "metrics.json").read_text(encoding="utf-8").splitlines()[-1:]
-        return float(json.loads(last[0]).get("time", 0.0)) if last else 0.0
+    for name, key in (("metrics.jsonl", "seconds"), ("metrics.json", "time")):
+        if (folder / name).is_file():
+            lines = loggers.read(folder / name)
+            return float(lines[-1].get(key, 0.0)) if lines else 0.0
     return 0.0
 
 

@@ -233,7 +233,7 @@ def with_lengths(asked: Question, plan: Plan, stages: Sequence[str], before: flo
         starts = len(plan.starts(asked, stages[-1] if stages else IMAGES))
         advice = f"give more, {_SMALLER.get(asked.kind, '')}fewer weights, or --probes-only, or --screen alone"
         if plan.alive:
-            advice = "this machine is slower than it was estimated; the same command with more minutes goes on from here"
+            advice = "this machine is slower than estimated; the same command with more minutes goes on from here"
         raise InputError(
             f"expected --minutes of at least {math.ceil(needed)} for {counted(starts, 'start')} and "
             f"{counted(asked.trials, 'trial')}, found {asked.minutes:g}; {before / 60:.1f} of them are before any "
