@@ -5,9 +5,9 @@ many boxes of the same sizes beside them as a class "background", so that a set 
 LogME says of classes and of the boxes' coordinates is averaged, the idea of TLogME (Fouquet et al., arXiv 2306.15306)
 and Det-LogME (Wang et al., arXiv 2403.09432, which matches boxes to a detector's pyramid instead).
 
-The interval of a rank is the middle 95 % over resamples of the images, the same for all: bootstraps of the outcomes of
-images; for other measures random halves, whose spread is a bootstrap's (variances 2/N − 1/N and 1/N), because an image
-that is there twice is evidence that it is not: LogME of D ≥ N features would grow without bound. LiDAR's has no width.
+The interval of a rank is the middle 95 % over resamples of the images, the same for all candidates. Means over images
+are bootstrapped. Other measures are computed on random halves: their variance, 2/N − 1/N, is a bootstrap's, and no image
+is there twice (LogME of D ≥ N features would grow without bound). LiDAR is not resampled: its interval has no width.
 """
 
 from collections.abc import Callable, Mapping, Sequence
