@@ -16,7 +16,6 @@ timed-out jobs resume (docs/cluster.md); tools/status.py shows where the tasks a
 """
 
 import argparse
-import collections
 import contextlib
 import math
 import os
@@ -179,12 +178,10 @@ def _show_outcomes(outcomes: Sequence[Outcome]) -> None:
     if len(outcomes) <= LISTED:
         rows = [[o.job.title, o.status, f"{o.seconds:.0f}"] for o in outcomes]
     else:
-        kinds = collections.Counter((o.job.task.name, o.status) for o in outcomes)
-        rows = [
-            [f"{name}, {count} checkpoints", status,
-             f"{sum(o.seconds for o in outcomes if (o.job.task.name, o.status) == (name, status)):.0f}"]
-            for (name, status), count in kinds.items()
-        ]  # fmt: skip
+        kinds: dict[tuple[str, str], list[float]] = {}
+        for o in outcomes:
+            kinds.setdefault((o.job.task.name, o.status), []).append(o.seconds)
+        rows = [[f"{name}, {len(each)} checkpoints", how, f"{sum(each):.0f}"] for (name, how), each in kinds.items()]
     table("tasks", ["task", "ended", "seconds"], rows)
     failures = [outcome for outcome in outcomes if not outcome.well]
     for outcome in failures[:LISTED]:
@@ -210,10 +207,8 @@ def _check_pretrainings(suite: Suite) -> None:
         except InputError as error:
             raise InputError(f"{run.name}: {error}") from error
         if not cfg.SOLVER.STEPS and last > cfg.SOLVER.EPOCHS:
-            raise InputError(
-                f"{run.name}: expected the last of exports within SOLVER.EPOCHS {cfg.SOLVER.EPOCHS}, found {last}; "
-                "lower it, or train longer"
-            )
+            raise InputError(f"{run.name}: expected the last of exports within SOLVER.EPOCHS {cfg.SOLVER.EPOCHS}, "
+                             f"found {last}; lower it, or train longer")  # fmt: skip
 
 
 def _report(args: argparse.Namespace, output: Path, jobs: Sequence[Job], weights: Sequence[str]) -> bool:
@@ -299,9 +294,8 @@ def _show_seeds(args: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )  # --export repeats the words
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)  # fmt: skip  # --export repeats the words
     add = parser.add_argument
     add("--weights", nargs="+", default=[], metavar="CKPT",
         help="checkpoints, run folders, random-of:CKPT, pixels; none if a suite pretrains")  # fmt: skip

@@ -169,10 +169,9 @@ def _found(jobs: Sequence[Job], executor: Executor, output: Path, same: bool = T
         if number not in seen or not seen[number].alive or job.ended():
             continue
         if same and key != job.key:
-            raise InputError(
-                f"expected no job at work in {job.folder}, found {executor.name} job {number} there with another "
-                f"command, weights or config; wait for its end, or end it by the same command with --cancel"
-            )
+            raise InputError(f"expected no job at work in {job.folder}, found {executor.name} job {number} there with "
+                             "another command, weights or config; wait for its end, or end it by the same command with "
+                             "--cancel")  # fmt: skip
         found[job.title] = number
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""

@@ -181,9 +181,8 @@ def _ask(command: list[str]) -> str:
     try:
         ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, check=True)
     except FileNotFoundError as error:
-        raise InputError(
-            f"expected Slurm's program {command[0]}, found none; run this where sbatch works, or without --slurm"
-        ) from error
+        found = f"expected Slurm's program {command[0]}, found none; run this where sbatch works, or without --slurm"
+        raise InputError(found) from error
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         said = error.stderr if isinstance(error, subprocess.CalledProcessError) else "no answer"
         detail = next((line for line in said.splitlines() if line.strip()), "no word")

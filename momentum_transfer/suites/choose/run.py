@@ -146,10 +146,8 @@ def as_begun(asked: Question) -> Question:
         free.append("minutes")
     if different := [key for key in now if key not in free and before.get(key) != now[key]]:
         key = different[0]
-        raise InputError(
-            f"{asked.out} holds another choice: its {key} was {shown(before.get(key))}, now it is {shown(now[key])}; "
-            "give another --out, or remove the folder"
-        )
+        raise InputError(f"{asked.out} holds another choice: its {key} was {shown(before.get(key))}, now it is "
+                         f"{shown(now[key])}; give another --out, or remove the folder")  # fmt: skip
     machine = _as(before, _Machine, file)
     if len(machine.settings) % 2:
         raise _damaged(file)

@@ -6,8 +6,8 @@ LogME says of classes and of the boxes' coordinates is averaged, the idea of TLo
 and Det-LogME (Wang et al., arXiv 2403.09432, which matches boxes to a detector's pyramid instead).
 
 The interval of a rank is the middle 95 % over resamples of the images, the same for all candidates. Means over images
-are bootstrapped. Other measures are computed on random halves: their variance, 2/N − 1/N, is a bootstrap's, and no image
-is there twice (LogME of D ≥ N features would grow without bound). LiDAR is not resampled: its interval has no width.
+are bootstrapped. Other measures are computed on random halves: their variance, 2/N − 1/N, is a bootstrap's, and no
+image is there twice (LogME of D ≥ N features grows without bound). LiDAR is not resampled: its interval has no width.
 """
 
 from collections.abc import Callable, Mapping, Sequence
