@@ -30,10 +30,10 @@ from momentum_transfer.core.shipped import workplace
 
 
 def main(args: argparse.Namespace) -> None:
-    for name, least in {"minutes": 0, "trials": 1}.items():
-        value = getattr(args, name)
-        if value is not None and not (value >= least and value > 0):
-            raise InputError(f"expected --{name} {f'of at least {least}' if least else 'above 0'}, found {value:g}")
+    if args.minutes is not None and not args.minutes > 0:
+        raise InputError(f"expected --minutes above 0, found {args.minutes:g}")
+    if args.trials < 1:
+        raise InputError(f"expected --trials of at least 1, found {args.trials}")
     if args.probes_only and args.minutes is not None:
         raise InputError("expected --probes-only or --minutes, found both; nothing is trained under --probes-only")
     say(f"choosing between {', '.join(args.weights)} on {args.train}")
