@@ -265,7 +265,8 @@ class Progress:
             self.keep()
             taken = time.monotonic() - begun
             rate = taken / count if taken > 1 else expected / len(steps)
-            left = rate * (len(steps) - count) + later
+            left = rate * (len(steps) - count)
+            left = max(left, min(left + later, 60 * self.asked.minutes - self.spent))  # later stages are fitted to it
             budget = f" of {self.asked.minutes:g}" if self.asked.trains else ""
             spent = f"{self.spent / 60:.1f}{budget} minutes spent"
             say(f"{stage}, {count} of {len(steps)}: {spent}, about {left / 60:.1f} left")
