@@ -125,7 +125,7 @@ class _Run:
             node = next((node for node in nodes if _claim(job, held, node)), None)
             if node is None:
                 return False
-            locks = () if self.lock is None else (self.lock,)
+            locks: tuple[int, ...] = () if self.lock is None else (self.lock,)
             if len(nodes) == 1:
                 try:
                     locks += (held.enter_context(alone(job.folder, patience=0.0, name=node_lock(0))),)

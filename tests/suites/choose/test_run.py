@@ -210,6 +210,18 @@ def test_only_as_much_is_timed_as_the_budget_bears_and_the_rest_is_scaled(ran, m
     assert progress.plan.timed == ["frozen"]
 
 
+def test_the_time_left_counts_on_later_stages_that_are_fitted_to_the_minutes(ran, monkeypatch, caplog, tmp_path: Path):
+    question = asked(tmp_path)
+    progress = Progress(question, make_plan(question, first_plan(question), 0.0))
+    clock = iter(range(0, 10**6, 40))  # every look at the clock takes 40 s
+    monkeypatch.setattr(run.time, "monotonic", lambda: next(clock) + progress._begun)
+    with caplog.at_level("INFO", "momentum_transfer"):
+        progress._steps(IMAGES, run.stages.image_steps(question, question.everyone)[:2])
+    # 120 s of ten minutes at the third look; as planned, 80 s of images and 471 s of fine-tuning would follow
+    assert progress.plan.seconds(question, "finetuned") == 471
+    assert "images, 1 of 2: 2.7 of 10 minutes spent, about 8.0 left" in caplog.text
+
+
 @pytest.mark.parametrize(("name", "text"), [("metrics.jsonl", ""), ("metrics.json", '{"loss": 1.0}\n')])
 def test_a_probe_that_measured_no_time_is_refused(name: str, text: str, tmp_path: Path):
     question = asked(tmp_path, kind=DETECTION)
