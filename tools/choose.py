@@ -15,30 +15,25 @@ from sizes; the same command resumes a stopped choice. One page recommends, or s
 import argparse
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.core.command import resamples, run_tool
-from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.run_lock import alone
 from momentum_transfer.core.shipped import workplace
 
-#: Training images on which a candidate's features are checked before the budget is spent.
-_FEW = 6
-
 
 def main(args: argparse.Namespace) -> None:
-    for name, least in {"minutes": 0, "trials": 1}.items():
-        value = getattr(args, name)
-        if value is not None and not (value >= least and value > 0):
-            raise InputError(f"expected --{name} {f'of at least {least}' if least else 'above 0'}, found {value:g}")
+    if args.minutes is not None and not args.minutes > 0:
+        raise InputError(f"expected --minutes above 0, found {args.minutes:g}")
+    if args.trials < 1:
+        raise InputError(f"expected --trials of at least 1, found {args.trials}")
     if args.probes_only and args.minutes is not None:
         raise InputError("expected --probes-only or --minutes, found both; nothing is trained under --probes-only")
     say(f"choosing between {', '.join(args.weights)} on {args.train}")
@@ -51,41 +46,43 @@ def main(args: argparse.Namespace) -> None:
     out = Path(os.path.abspath(args.out))
     trains = not args.probes_only and (args.minutes is not None or not args.screen)
     alone_screen = args.screen and not (trains or args.probes_only)
-    minutes = args.minutes or (60.0 if trains else 1e6)
-    empty = Question(out, "", "", (), 0, (), minutes, args.trials, args.seed, args.workers,
-                     screened=args.screen, trains=trains)  # fmt: skip
     with alone(out):
-        data = _open_data(args, empty)
-        sample = data.sample() if args.screen else None
+        data, sample = _open(args, out), None
+        if args.screen:
+            take = screening.sample_of_boxes if data.side else screening.sample_of_files
+            sample = take(data.parts["train"], args.seed)
         check = None if args.screen else partial(screening.check_features, paths=data.some)
         found, size, left_out = reading.read_candidates(args.weights, args.image_size, check, not alone_screen)
-        question = replace(data.question, candidates=found, image_size=size)
-        before, sides = (
-            0.0,
-            (args.image_size or screening.SIDE["regions" if data.side else "images"], data.side, data.batch),
-        )
+        question = Question(
+            out, candidates=found, image_size=size, minutes=args.minutes or (60.0 if trains else 1e6), seed=args.seed,
+            trials=args.trials, workers=args.workers, engine=args.engine, overrides=tuple(args.overrides),
+            screened=args.screen, trains=trains, **data.question,
+        )  # fmt: skip
+        before, screen, last = 0.0, None, None
         if sample is not None:
-            before = run.screen_seconds(question, len(sample.images), sides[0])
+            side = args.image_size or screening.SIDE["regions" if data.side else "images"]
+            before = run.screen_seconds(question, len(sample.images), side)
             count = f"{len(found)} candidates by {len(sample.images)} images"
             say(f"ranking {count} without training: about {before:.0f} s")
         if not alone_screen:
-            question = run.keep_question(question)
-            first = run.estimated(question, data.tested, *sides[1:])
+            question = run.as_begun(question)
+            first = run.estimated(question, data.tested, data.side, data.batch)
             progress = run.Progress(question, run.make_plan(question, first, before))
             progress.show()
             say("the times are estimated from sizes, and measured as it goes; finished parts are left out")
         if args.dry_run:
             return
         os.chdir(workplace())  # where the commands run
-        screen, last = None, None
+        if not alone_screen:
+            run.keep_question(question)
         if sample is not None:
-            screen = run.kept_screen(
-                question, partial(screening.screen, found, sample, args.image_size, args.measure, args.seed)
-            )
-            table(f"{data.question.title}: ranked by {screen.measure}", screen.columns, screen.rows())
+            rank = partial(screening.screen, found, sample, args.image_size, args.measure, args.seed)
+            screen = rank() if alone_screen else run.kept_screen(question, rank)
+            table(f"{question.title}: ranked by {screen.measure}", screen.columns, screen.rows())
             left_out += screen.left_out
         if not alone_screen:
-            data.prepare()
+            if data.side:
+                reading.cut(data.parts, out, args.seed)
             last = progress.run(list(screen.ranks) if screen is not None else None)
         page, sentences = write_page(question, ["tools/choose.py", *sys.argv[1:]], args.resamples, left_out,
                                      screen=screen, last=last)  # fmt: skip
@@ -94,46 +91,21 @@ def main(args: argparse.Namespace) -> None:
     say(f"wrote {page}" + ("" if alone_screen else f"; the records of all stages are in {question.results}"))
 
 
-class _Data(NamedTuple):
-    question: Any  # but for its candidates
-    tested: int  # number of test images
-    some: list[Path]  # a few training images
-    sample: Callable[[], Any]  # for the screen
-    prepare: Callable[[], None]  # makes what the evaluations read
-    side: int = 0  # of a detector's images, and how many an iteration takes
-    batch: int = 1
-
-
-def _open_data(args: argparse.Namespace, question: Any) -> _Data:
-    from momentum_transfer.images.class_folders import is_class_folders, open_class_folders, title_of, write_list
-    from momentum_transfer.suites.choose import screen
-    from momentum_transfer.suites.choose.stages import CLASSIFICATION, DETECTION
+def _open(args: argparse.Namespace, out: Path) -> Any:
+    """The opened set of --train and --val, in whichever form."""
+    from momentum_transfer.images.class_folders import is_class_folders
+    from momentum_transfer.suites.choose.candidates import open_classes, open_detection
 
     train, val = Path(args.train).expanduser(), Path(args.val).expanduser() if args.val else None
     for path in filter(None, (train, val)):
         if not path.exists():
             raise InputError(f"expected images at {path}, found nothing there; check --train and --val")
     if not is_class_folders(train):
-        from momentum_transfer.suites.choose.candidates import cut, open_detection
-
-        data = open_detection(args.train, args.val, args.split, title=args.title, images=args.images,
-                              seed=args.seed, out=question.out, overrides=args.overrides)  # fmt: skip
-        question = replace(question, kind=DETECTION, title=data.title, counts=data.counts, settings=data.settings,
-                           longest=data.longest, engine=args.engine, overrides=tuple(args.overrides))  # fmt: skip
-        some = [data.parts["train"].image_path(image) for image in data.parts["train"].load()["images"][:_FEW]]
-        return _Data(question, data.images, some, partial(screen.sample_of_boxes, data.parts["train"], args.seed),
-                     partial(cut, data, question.out, args.seed), data.side, data.batch)  # fmt: skip
+        return open_detection(args.train, args.val, args.split, title=args.title, images=args.images, seed=args.seed,
+                              out=out, overrides=args.overrides)  # fmt: skip
     if args.overrides:
         raise InputError(f"expected KEY VALUE with boxes only, found {args.overrides[0]}; leave it out")
-    parts = open_class_folders(train, val, args.split, args.seed)
-    for name, part in zip(("train", "val"), parts, strict=True):
-        write_list(question.out / "images" / f"{name}.txt", part)
-        say(f"{name}: {counted(len(part), 'image')}, {counted(len(part.classes), 'class')}")
-    question = replace(
-        question, kind=CLASSIFICATION, title=args.title or title_of(train), counts=tuple(parts[0].counts())
-    )
-    sample = partial(screen.sample_of_files, parts[0], args.seed)
-    return _Data(question, len(parts[1]), list(parts[0].paths[:: max(1, len(parts[0]) // _FEW)]), sample, lambda: None)
+    return open_classes(train, val, args.split, title=args.title, seed=args.seed, out=out)
 
 
 def parser() -> argparse.ArgumentParser:

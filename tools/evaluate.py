@@ -16,7 +16,6 @@ timed-out jobs resume (docs/cluster.md); tools/status.py shows where the tasks a
 """
 
 import argparse
-import collections
 import contextlib
 import math
 import os
@@ -39,11 +38,10 @@ from momentum_transfer.core.shipped import started, typed, workplace
 from momentum_transfer.core.urls import copy_out
 from momentum_transfer.suites.attempt import Outcome, alone
 from momentum_transfer.suites.executors import Executor, Setup, cancel, executor_class, run_on
-from momentum_transfer.suites.local import run_local
+from momentum_transfer.suites.local import KINDS, export, read_shard, run_local
 from momentum_transfer.suites.planning import LISTED, Expected, expected, plan, read_measured, select, show_plan
 from momentum_transfer.suites.preflight import OF_THE_MACHINE, Refusals, Shared, preflight, show_refusals
 from momentum_transfer.suites.progress import write_plan
-from momentum_transfer.suites.shards import KINDS, export, read_shard
 from momentum_transfer.suites.slurm import OURS, Slurm
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job
@@ -107,15 +105,7 @@ def main(args: argparse.Namespace) -> None:
         else:
             outcomes = run_local(jobs, parallel=args.jobs or 1, gpus=gpus, lock=lock, shard=shard)
         _show_outcomes(outcomes)
-        try:
-            with contextlib.nullcontext() if shard is None else alone(output, patience=0.0):
-                reported = _report(output, jobs, weights)
-                if args.copy_to:
-                    copy_out(output, args.copy_to)
-        except InputError:
-            if shard is None:
-                raise
-            reported = True  # another shard is making the page
+        reported = _report(args, output, jobs, weights)
     if not reported or not all(outcome.well for outcome in outcomes):
         raise SystemExit(1)
 
@@ -188,12 +178,10 @@ def _show_outcomes(outcomes: Sequence[Outcome]) -> None:
     if len(outcomes) <= LISTED:
         rows = [[o.job.title, o.status, f"{o.seconds:.0f}"] for o in outcomes]
     else:
-        kinds = collections.Counter((o.job.task.name, o.status) for o in outcomes)
-        rows = [
-            [f"{name}, {count} checkpoints", status,
-             f"{sum(o.seconds for o in outcomes if (o.job.task.name, o.status) == (name, status)):.0f}"]
-            for (name, status), count in kinds.items()
-        ]  # fmt: skip
+        kinds: dict[tuple[str, str], list[float]] = {}
+        for o in outcomes:
+            kinds.setdefault((o.job.task.name, o.status), []).append(o.seconds)
+        rows = [[f"{name}, {len(each)} checkpoints", how, f"{sum(each):.0f}"] for (name, how), each in kinds.items()]
     table("tasks", ["task", "ended", "seconds"], rows)
     failures = [outcome for outcome in outcomes if not outcome.well]
     for outcome in failures[:LISTED]:
@@ -219,23 +207,31 @@ def _check_pretrainings(suite: Suite) -> None:
         except InputError as error:
             raise InputError(f"{run.name}: {error}") from error
         if not cfg.SOLVER.STEPS and last > cfg.SOLVER.EPOCHS:
-            raise InputError(
-                f"{run.name}: expected the last of exports within SOLVER.EPOCHS {cfg.SOLVER.EPOCHS}, found {last}; "
-                "lower it, or train longer"
-            )
+            raise InputError(f"{run.name}: expected the last of exports within SOLVER.EPOCHS {cfg.SOLVER.EPOCHS}, "
+                             f"found {last}; lower it, or train longer")  # fmt: skip
 
 
-def _report(output: Path, jobs: Sequence[Job], weights: Sequence[str]) -> bool:
-    """Make the page of all records so far; returns whether that worked."""
+def _report(args: argparse.Namespace, output: Path, jobs: Sequence[Job], weights: Sequence[str]) -> bool:
+    """Make the page of all records so far, and copy it; returns whether that worked. One shard at a time does so."""
     records = output / "results.jsonl"
-    if not records.is_file():
-        say(f"no task has written a record to {records}: no report")
-        return False
-    shown = [job for job in jobs if any((job.folder / name).exists() for name in _SHOWN)]
-    runs = sorted({str(job.folder if job.task.name == PRETRAIN else job.folder.parent) for job in shown})
-    runs += [name for name in weights if Path(name).is_dir()]  # last: of two folders of a name the first counts
-    command = ["tools/report.py", str(records), "--runs", *runs, "--out", str(output / "report.html")]
-    return subprocess.run([sys.executable, *started(command)], cwd=workplace(), check=False).returncode == 0
+    with contextlib.ExitStack() as held:
+        if args.shard is not None:
+            try:
+                held.enter_context(alone(output, patience=0.0))
+            except InputError:
+                return True  # another shard is making the page
+        if records.is_file():
+            shown = [job for job in jobs if any((job.folder / name).exists() for name in _SHOWN)]
+            runs = sorted({str(job.folder if job.task.name == PRETRAIN else job.folder.parent) for job in shown})
+            runs += [name for name in weights if Path(name).is_dir()]  # last: of two folders of a name the first counts
+            command = ["tools/report.py", str(records), "--runs", *runs, "--out", str(output / "report.html")]
+            made = subprocess.run([sys.executable, *started(command)], cwd=workplace(), check=False).returncode == 0
+        else:
+            say(f"no task has written a record to {records}: no report")
+            made = False
+        if args.copy_to:
+            copy_out(output, args.copy_to)
+    return made
 
 
 def _from_root(path: str) -> Path:
@@ -298,22 +294,16 @@ def _show_seeds(args: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )  # --export repeats the words
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)  # fmt: skip  # --export repeats the words
     add = parser.add_argument
     add("--weights", nargs="+", default=[], metavar="CKPT",
-                      help="checkpoints, run folders, random-of:CKPT, pixels; none if a suite pretrains")  # fmt: skip
+        help="checkpoints, run folders, random-of:CKPT, pixels; none if a suite pretrains")  # fmt: skip
     add("--suite", metavar="YAML", help="configs/suites/full.yaml, quick.yaml, smoke.yaml")
     add("--tasks", nargs="+", default=[], metavar="NAME", help="these alone, and what they need: knn 'mask_rcnn_*'")
     add("--skip", nargs="+", default=[], metavar="NAME", help="all but these, and what needs them")
-    add(
-        "--preset",
-        nargs="+",
-        default=[],
-        metavar="[CKPT=]NAME",
-        help="another paper's settings than the checkpoint's own, for all or one (suites with presets)",
-    )
+    add("--preset", nargs="+", default=[], metavar="[CKPT=]NAME",
+        help="another paper's settings than the checkpoint's own, for all or one (suites with presets)")  # fmt: skip
     add("--copy-to", metavar="URL", help="copy records and page there at the end: s3://…, whatever fsspec writes")
     add("--output", type=own_file, metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
     add("--dry-run", action="store_true", help="print the plan with the expected hours and money")
@@ -322,29 +312,16 @@ def parser() -> argparse.ArgumentParser:
     add("--plan", action="store_true", help="say how many seeds --detect needs at --sigma, and stop")
     add("--detect", type=above_0, metavar="POINTS", help="true difference that is to be shown")
     add("--sigma", type=above_0, metavar="POINTS", help="standard deviation of a score over seeds")
-    add(
-        "--jobs",
-        type=at_least(1),
-        help="tasks at a time: on this machine (default: 1), or of each array of Slurm's jobs; shards of --export",
-    )
-    add(
-        "--gpus",
-        type=at_least(0),
-        help="GPUs to use; of an engine those of a node (default: those found here, or there)",
-    )
+    add("--jobs", type=at_least(1),
+        help="tasks at a time: here (default: 1), or of each array of Slurm's jobs; shards of --export")  # fmt: skip
+    add("--gpus", type=at_least(0), help="GPUs to use, of an engine those of a node (default: those found)")
     add("--on", metavar="ENGINE", help="local, slurm, ray[:ADDRESS], or an engine of another package")
     add("--slurm", action="store_true", help="one Slurm job a task, through submitit: --on slurm")
     add("--cancel", action="store_true", help="with --on: let the submitted tasks save and end")
     add("--shard", nargs="?", const="", metavar="K/N",
         help="be one of N processes that share OUTPUT (without K/N: the index of an array job)")  # fmt: skip
     add("--export", choices=list(KINDS), help="write such shards as commands, a manifest or a script into OUTPUT")
-    add(
-        "--sbatch",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="options of sbatch: partition=gpu account=a mem=64G",
-    )
+    add("--sbatch", nargs="+", default=[], metavar="KEY=VALUE", help="options of sbatch: partition=gpu account=a")
     return parser
 
 

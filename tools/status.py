@@ -53,14 +53,7 @@ def show(tasks: Sequence[Standing], *, everything: bool) -> None:
         "tasks",
         ["task", "state", "progress", "spent", "left", "last line"],
         [
-            [
-                one.planned.title,
-                one.state,
-                _percent(one.fraction),
-                _time(one.seconds),
-                _time(one.left),
-                one.note[:80],
-            ]
+            [one.planned.title, one.state, _percent(one.fraction), _time(one.seconds), _time(one.left), one.note[:80]]
             for one in rows
         ],
     )

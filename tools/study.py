@@ -43,11 +43,8 @@ _PREFIX = "study_"
 def main(args: argparse.Namespace) -> None:
     if args.list:
         suites = {name: study_suite(name) for name in studies()}
-        table(
-            "studies",
-            ["name", "question"],
-            [[name, suite.study.claim] for name, suite in suites.items() if suite.study],
-        )
+        rows = [[name, suite.study.claim] for name, suite in suites.items() if suite.study]
+        table("studies", ["name", "question"], rows)
         return
     if not args.name:
         raise InputError(f"expected the name of a study, one of {', '.join(studies())}, found none; see --list")
@@ -95,31 +92,22 @@ def answer(suite: Suite, output: Path, ships: bool = False) -> None:
 
     ``ships``: where there are none, of those that ship.
     """
-    from momentum_transfer.report.plots import standalone  # here, because matplotlib takes a second
-    from momentum_transfer.report.study_page import (
-        COLUMNS,
-        answers,
-        difference_figure,
-        in_short,
-        line_figure,
-        notes,
-        subjects,
-        table_markdown,
-    )  # fmt: skip
+    from momentum_transfer.report import study_page as page  # here, because matplotlib takes a second
+    from momentum_transfer.report.plots import standalone
 
     study, scores = _study(suite), _scores(suite, output, ships)
-    results = answers(study, *scores)
-    said = [*notes(study, *scores), in_short(study, results)]
-    figures = [line_figure(lines, *scores[:2]) for lines in study.lines]
-    figures.append(difference_figure(results, study.claim))
+    results = page.answers(study, *scores)
+    said = [*page.notes(study, *scores), page.in_short(study, results)]
+    figures = [page.line_figure(lines, *scores[:2]) for lines in study.lines]
+    figures.append(page.difference_figure(results, study.claim))
     for number, figure in enumerate(figures, start=1):
         if figure.svg:
             write_text(output / f"plot_{number}.svg", standalone(figure.svg))
         else:
             say(f"{figure.title}: {figure.caption}")
-    write_text(output / "study.md", f"# {study.claim}\n\n{table_markdown(results, said)}")
-    table(study.claim, list(COLUMNS), [list(each.cells()) for each in results])
-    for line in (subjects(results), *said):
+    write_text(output / "study.md", f"# {study.claim}\n\n{page.table_markdown(results, said)}")
+    table(study.claim, list(page.COLUMNS), [list(each.cells()) for each in results])
+    for line in (page.subjects(results), *said):
         say(line)
     say(f"first minus second; wrote study.md and plot_1.svg … to {output}")
 
@@ -145,9 +133,8 @@ def verify(suite: Suite, count: int, output: Path, jobs: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         unpack(shipped(_short(suite)), Path(folder))
         before = read(Path(folder) / RESULTS)[0]
-        wanted = cells(
-            plan(suite, list(suite.weights), output), {str(one["checkpoint"]["name"]) for one in before}, count
-        )
+        scored = {str(one["checkpoint"]["name"]) for one in before}
+        wanted = cells(plan(suite, list(suite.weights), output), scored, count)
         with alone(output) as lock:
             ended = run_local(wanted, parallel=jobs, gpus=0, lock=lock)
         if not all(outcome.well for outcome in ended) or not (output / RESULTS).is_file():
@@ -156,11 +143,8 @@ def verify(suite: Suite, count: int, output: Path, jobs: int) -> None:
         same = same_machine(Path(folder), again)
         rows = agreement(before, again, describe(suite.sweep) if suite.sweep else {}, same)
     machine = "same versions and CPU kind: bits must be equal" if same else "other versions or CPU: within seeds' noise"
-    table(
-        machine,
-        ["cell", "measure", "shipped", "again", "agrees"],
-        [[a, b, f"{c!r}", f"{d!r}", e] for a, b, c, d, e, _ in rows],
-    )
+    cells_ = [[a, b, f"{c!r}", f"{d!r}", e] for a, b, c, d, e, _ in rows]
+    table(machine, ["cell", "measure", "shipped", "again", "agrees"], cells_)
     if not rows or not all(row[-1] for row in rows):
         raise SystemExit(1)
 
@@ -213,12 +197,7 @@ def parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="the studies and what each asks")
     add("--dry-run", action="store_true", help="print the plan with its commands and expected hours")
     add("--table", action="store_true", help="run nothing: table and plots of the scores that are there")
-    add(
-        "--verify",
-        type=at_least(1, "a number of cells"),
-        metavar="N",
-        help="run N random cells of the shipped scores again",
-    )
+    add("--verify", type=at_least(1, "a number of cells"), metavar="N", help="run N cells of the shipped scores again")
     add("--pack", action="store_true", help="write studies/records/NAME.tar.xz of the scores that are there")
     add("--output", metavar="DIR", help="where everything goes (default: outputs/study_NAME)")
     add("--jobs", type=int, default=1, metavar="N", help="tasks at a time (default: %(default)s)")

@@ -173,12 +173,7 @@ def suite_run(folder: Path) -> Iterator[None]:
         with _in_turn(folder):
             found = records.read(results)[0] if results.is_file() else []
             for record in found[run.logged(logged) :]:
-                about = (
-                    record["checkpoint"].get("name"),
-                    record.get("network"),
-                    record["task"],
-                    record.get("protocol"),
-                )
+                about = record["checkpoint"].get("name"), record.get("network"), record["task"], record.get("protocol")
                 name = "/".join(str(one) for one in (*about, record["metric"]) if one)
                 value = math.nan if record["value"] is None else record["value"]
                 run.write(int(record.get("trial") or 0), {name: value})

@@ -40,7 +40,7 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 @dataclass(frozen=True)
 class _Owner:
-    """Who wrote the lock file. began: start of the process by the system's clock ticks, "" where unknown."""
+    """Who wrote the lock file. ``began``: start of the process in clock ticks, "" where unknown."""
 
     process: int
     host: str
@@ -99,18 +99,11 @@ def silence(folder: Path, *paths: Path) -> float:
 
     By the clock of the folder's file server: ours may differ, and make a task look alive or silent.
     """
-    return time_there(folder) - _latest(*paths)
-
-
-def _latest(*paths: Path) -> float:
-    """When one of these files was last written, in seconds since 1970; 0 where none is there."""
     times = [0.0]
     for path in paths:
-        try:
+        with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime)
-        except OSError:
-            continue
-    return max(times)
+    return time_there(folder) - max(times)
 
 
 _offsets: dict[int, float] = {}

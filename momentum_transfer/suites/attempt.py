@@ -17,14 +17,16 @@ that still run.
 import contextlib
 import ctypes
 import os
+import pickle
 import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,15 +46,8 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def alone(
-    output: Path, patience: float = _LOCK_PATIENCE, name: str = run_lock.NAME
-) -> contextlib.AbstractContextManager[int]:
-    """Hold the lock of ``output`` within the block; yields its descriptor, for the tasks to inherit.
-
-    InputError after ``patience`` seconds in which another runner, or tasks of a killed one, have not ended.
-    """
-    return run_lock.alone(output, patience=patience, for_children=True, name=name)
-
+#: Hold the lock of a folder, whose descriptor tasks inherit; InputError if tasks of a killed runner do not end.
+alone = partial(run_lock.alone, patience=_LOCK_PATIENCE, for_children=True)
 
 #: Exit codes of a task that a signal stopped, as Python's subprocess and as a shell report them -> the signal.
 _STOPS = {
@@ -60,17 +55,19 @@ _STOPS = {
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
     for code in (-number, 128 + number)
 }
+#: What a node's part in a job on several runs.
+_PART = "import pickle, sys\ntry:\n    pickle.load(sys.stdin.buffer)()\nexcept RuntimeError:\n    sys.exit(1)"
 #: The lock of a job's folder; the task's own run in it has another (``run_lock.NAME``).
 JOB_LOCK = ".job.lock"
+
+
+#: Seconds that a job waits for another's processes in its folder: those of a node that came back are being killed.
+_PATIENCE = 600.0
 
 
 def node_lock(node: int) -> str:
     """The lock of a node's part in a task on several."""
     return f"{JOB_LOCK}.{node}" if node else JOB_LOCK
-
-
-#: Seconds that a job waits for another's processes in its folder: those of a node that came back are being killed.
-_PATIENCE = 600.0
 
 
 def full_command(job: Job, gpus: int, node: int = 0, rendezvous: str = "") -> list[str]:
@@ -81,8 +78,8 @@ def full_command(job: Job, gpus: int, node: int = 0, rendezvous: str = "") -> li
     torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={max(1, gpus)}"]
     if rendezvous:
         host, _, port = rendezvous.rpartition(":")
-        torchrun += [f"--nnodes={job.task.nodes}", f"--node-rank={node}", f"--master-addr={host}"]
-        torchrun += [f"--master-port={port}"]
+        torchrun += [f"--nnodes={job.task.nodes}", f"--node-rank={node}"]
+        torchrun += [f"--master-addr={host}", f"--master-port={port}"]
     elif job.task.distributed and gpus > 1:
         torchrun.insert(2, "--standalone")
     else:
@@ -121,21 +118,32 @@ def _process(
         # A session of its own: Ctrl-C reaches it once, through us, because a second signal would mean "at once".
         return subprocess.Popen(
             command, cwd=workplace(), env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True, pass_fds=locks, preexec_fn=in_the_child(os.getpid()),
+            start_new_session=True, pass_fds=locks, preexec_fn=_in_the_child(os.getpid()),
         )  # fmt: skip
 
 
-def in_the_child(parent: int) -> Callable[[], None]:
+def start_part(job: Job, gpus: int, node: int) -> subprocess.Popen[bytes]:
+    """Start a node's part in a job on several, which notes by itself how it ended."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PART], cwd=workplace(), stdin=subprocess.PIPE, start_new_session=True,
+        preexec_fn=_in_the_child(os.getpid()),
+    )  # fmt: skip
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        pickle.dump(Attempt(job, gpus, node=node), process.stdin)
+    return process
+
+
+def _in_the_child(parent: int) -> Callable[[], None]:
     """What a task's process does before its command.
 
     It leaves Slurm's warning to the parent, and on Linux gets SIGTERM as soon as the parent is gone, even killed.
     """
-    libc = _LIBC
 
     def act() -> None:
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        if libc is not None:
-            libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+        if _LIBC is not None:
+            _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
             if os.getppid() != parent:  # gone before the signal was set
                 os._exit(128 + signal.SIGTERM)
 
@@ -190,6 +198,11 @@ class Outcome:
     @property
     def well(self) -> bool:
         return self.status in ("done", "done before")
+
+
+def done_before(jobs: Iterable[Job]) -> dict[str, Outcome]:
+    """The outcomes of jobs that an earlier call has done, by title."""
+    return {job.title: Outcome(job, "done before", float(job.state().get("seconds", 0))) for job in jobs if job.done()}
 
 
 class Attempt:
@@ -277,10 +290,9 @@ class Attempt:
         with self._stopping():
             while not self._stopped:
                 state = self.job.state()
-                mine = state.get("key") == self.job.key
-                if mine and "exit_code" in state:
+                if "exit_code" in state:
                     return
-                rendezvous = str(state.get("rendezvous", "")) if mine else ""
+                rendezvous = str(state.get("rendezvous", ""))
                 if rendezvous in ("", joined):
                     time.sleep(0.2)
                     continue

@@ -67,7 +67,7 @@ def run_chain(chain: list[Step], memory: Path, jobs: int) -> float:
         while waiting or running:
             for step in [step for step in waiting if done.issuperset(step.needs)][: jobs - len(running)]:
                 waiting.remove(step)
-                say(f"[{len(chain) - len(waiting)}/{len(chain)}] {step.title}")
+                say(f"[{len(chain) - len(waiting)}/{len(chain)}] {step.title}" if chain[1:] else step.title)
                 say(f"  $ {typed(step.command)}")
                 running.append(_Running(step, jobs))
             time.sleep(0.05)

@@ -20,7 +20,7 @@ from typing import Protocol
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
 from momentum_transfer.core.errors import AGAIN, InputError, counted, missing_package, one_line
 from momentum_transfer.core.log import PLAIN_INTERVAL, say, warn
-from momentum_transfer.suites.attempt import Attempt, Outcome, last_lines, last_word
+from momentum_transfer.suites.attempt import Attempt, Outcome, done_before, last_lines, last_word
 from momentum_transfer.suites.task import Job
 
 ENTRY_POINTS = "momentum_transfer.executors"
@@ -138,13 +138,12 @@ def run_on(executor: Executor, jobs: Sequence[Job], output: Path, *, gpus: int, 
         InputError: the engine refuses a job, or a job with other settings is at work in a folder.
         Stopped: Ctrl-C or SIGTERM; the submitted jobs go on.
     """
-    done = {job.title: Outcome(job, "done before", float(job.state().get("seconds", 0))) for job in jobs if job.done()}
-    to_do = [job for job in jobs if job.title not in done]
+    outcomes = done_before(jobs)
+    to_do = [job for job in jobs if job.title not in outcomes]
     run = _Run(executor, output, gpus, poll)
     with stop_signals("the submitted jobs go on") as stop:
         run.numbers = _found(to_do, executor, output) if to_do else {}
         seen = run.wait(to_do, stop)
-    outcomes = dict(done)
     for job in to_do:
         outcomes[job.title] = _outcome(job, executor.name, run.numbers.get(job.title, ""), seen, outcomes)
     return [outcomes[job.title] for job in jobs]
@@ -167,13 +166,12 @@ def _found(jobs: Sequence[Job], executor: Executor, output: Path, same: bool = T
     seen = executor.look([number for _, number, _ in known]) if known else {}
     found = {}
     for job, number, key in known:
-        if number not in seen or not seen[number].alive or ended(job):
+        if number not in seen or not seen[number].alive or job.ended():
             continue
         if same and key != job.key:
-            raise InputError(
-                f"expected no job at work in {job.folder}, found {executor.name} job {number} there with another "
-                f"command, weights or config; wait for its end, or end it by the same command with --cancel"
-            )
+            raise InputError(f"expected no job at work in {job.folder}, found {executor.name} job {number} there with "
+                             "another command, weights or config; wait for its end, or end it by the same command with "
+                             "--cancel")  # fmt: skip
         found[job.title] = number
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
@@ -183,7 +181,10 @@ def _found(jobs: Sequence[Job], executor: Executor, output: Path, same: bool = T
 
 @dataclass
 class _Run:
-    """One call of ``run_on``; ``numbers``: of all submitted jobs, by title; whether the engine ``answers``."""
+    """One call of ``run_on``; ``numbers``: of all submitted jobs, by title; whether the engine ``answers``.
+
+    ``said``: the last line on where the tasks are, and when; ``warned``: reasons for which a job may never start.
+    """
 
     executor: Executor
     output: Path
@@ -191,6 +192,8 @@ class _Run:
     poll: float
     numbers: dict[str, str] = field(default_factory=dict)
     answers: bool = True
+    said: tuple[str, float] = ("", -PLAIN_INTERVAL)
+    warned: set[str] = field(default_factory=set)
 
     def wait(self, jobs: Sequence[Job], stop: StopSignal) -> dict[str, Seen]:
         """Submit jobs, as far as they are taken, until all have ended; returns their last states by title."""
@@ -200,7 +203,7 @@ class _Run:
         for job in left:
             job.forget_end()
         doubted: dict[str, float] = {}
-        progress, began = _Progress(self.executor.name, len(jobs), self.numbers), time.monotonic()
+        began = time.monotonic()
         while waiting or left:
             left = self._submit(left, waiting, stop)
             answer = self._look(waiting)
@@ -209,10 +212,10 @@ class _Run:
                 last[title] = seen or last.get(title, Seen(""))
                 if seen is not None and seen.alive:
                     doubted.pop(title, None)
-                elif ended(job) or time.monotonic() - doubted.setdefault(title, time.monotonic()) >= SETTLE:
+                elif job.ended() or time.monotonic() - doubted.setdefault(title, time.monotonic()) >= SETTLE:
                     del waiting[title]
             if answer is not None:
-                progress.show([*waiting, *(job.title for job in left)], answer)
+                self._show([*waiting, *(job.title for job in left)], answer, len(jobs))
             _pause(min(self.poll, max(1.0, (time.monotonic() - began) / 20)) if waiting else 0.0, stop)
         return last
 
@@ -260,11 +263,24 @@ class _Run:
             time.sleep(5.0)
             return None
 
-
-def ended(job: Job) -> bool:
-    """Whether the job's folder holds an end of its own, under this command, since it was submitted."""
-    state = job.state()
-    return state.get("key") == job.key and "exit_code" in state
+    def _show(self, titles: Collection[str], answer: Mapping[str, Seen], total: int) -> None:
+        """Log how many tasks are where, when that changes, and warn of those that may never start."""
+        here = {title: answer.get(self.numbers[title], Seen("LEAVING")) if title in self.numbers
+                else Seen("PENDING", "needs") for title in titles}  # fmt: skip
+        pending = {title: one for title, one in here.items() if one.state == "PENDING"}
+        reasons = collections.Counter(one.reason for one in pending.values())
+        listed = ", ".join(f"{reason or 'no reason yet'} {count}" for reason, count in reasons.most_common())
+        others = collections.Counter(one.state.lower() for one in here.values() if one.state != "PENDING")
+        parts = [f"{total - len(titles)} of {total} ended", *(f"{count} {state}" for state, count in others.items())]
+        parts += [f"{len(pending)} queued ({listed})"] if pending else []
+        line, now = f"{self.executor.name}: {', '.join(parts)}", time.monotonic()
+        if line != self.said[0] and (now - self.said[1] >= PLAIN_INTERVAL or not titles):
+            self.said = line, now
+            say(line)
+        for title, one in pending.items():
+            if one.advice and one.reason not in self.warned:
+                self.warned.add(one.reason)
+                warn(f"{title}: job {self.numbers[title]} is queued and may stay so: {one.reason}: {one.advice}")
 
 
 def _pause(seconds: float, stop: StopSignal) -> None:
@@ -279,47 +295,13 @@ def _refuse_stop(stop: StopSignal, doing: str) -> None:
         raise Stopped(f"stopped {doing}, the submitted jobs go on; {AGAIN}", stop.exit_code)
 
 
-class _Progress:
-    """A line on how many tasks are where, whenever that changes, and a warning for jobs that may never start."""
-
-    def __init__(self, name: str, total: int, numbers: Mapping[str, str]) -> None:
-        self.name, self.total, self.numbers = name, total, numbers
-        self._said, self._at = "", -PLAIN_INTERVAL
-        self._warned: set[str] = set()
-
-    def show(self, waiting: Collection[str], seen: Mapping[str, Seen]) -> None:
-        """Log it, at most every ten seconds."""
-        here = [(title, self._seen(title, seen)) for title in waiting]
-        pending = [(title, one) for title, one in here if one.state == "PENDING"]
-        reasons = collections.Counter(one.reason for _, one in pending)
-        listed = ", ".join(f"{reason or 'no reason yet'} {count}" for reason, count in reasons.most_common())
-        others = collections.Counter(one.state.lower() for _, one in here if one.state != "PENDING")
-        parts = [f"{self.total - len(waiting)} of {self.total} ended"]
-        parts += [f"{count} {state}" for state, count in others.items()]
-        parts += [f"{len(pending)} queued ({listed})"] if pending else []
-        line = f"{self.name}: {', '.join(parts)}"
-        if line != self._said and (time.monotonic() - self._at >= PLAIN_INTERVAL or not waiting):
-            self._said, self._at = line, time.monotonic()
-            say(line)
-        for title, one in pending:
-            if one.advice and one.reason not in self._warned:
-                self._warned.add(one.reason)
-                number = self.numbers[title]
-                warn(f"{title}: job {number} is queued and may stay so: {one.reason}: {one.advice}")
-
-    def _seen(self, title: str, seen: Mapping[str, Seen]) -> Seen:
-        if title not in self.numbers:
-            return Seen("PENDING", "needs")
-        return seen.get(self.numbers[title], Seen("LEAVING"))
-
-
 def _outcome(job: Job, name: str, number: str, states: Mapping[str, Seen], outcomes: Mapping[str, Outcome]) -> Outcome:
     """How a job ended: by its own folder, else by the last state that its engine gave."""
     if failed := [need for need in job.needs if not outcomes[need.title].well]:
         return Outcome(job, "not run", note=f"{failed[0].task.name} did not end well")
     state, word = job.state(), states[job.title].state
     seconds = float(state.get("seconds", 0))
-    if ended(job):
+    if job.ended():
         return Outcome(job, "done" if state["exit_code"] == 0 else "failed", seconds, str(state.get("note", "")))
     if word.startswith("CANCELLED"):
         note = f"{name} job {number} was cancelled; the same command submits it again"

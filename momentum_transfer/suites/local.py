@@ -1,5 +1,8 @@
 """Run the jobs of a suite as processes of this machine: alone, or as one of several shards that share its folder.
 
+``evaluate … --shard K/N`` is one process of an LSF array, of an indexed Job of Kubernetes, or of a machine reached by
+ssh; ``export`` writes what starts them all.
+
 A job is taken by a file ``.claim.N`` in its folder, which only one process of all machines can create, whatever locks
 the file system has. The next number is free once its owner is gone: a process of this machine that has ended, or one
 elsewhere whose job's lock is not renewed any more. So shards take over what a killed one leaves.
@@ -8,29 +11,37 @@ A job on several nodes has a claim for each, and takes as many shards, which mee
 """
 
 import contextlib
-import os
-import pickle
+import json
+import re
+import shlex
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from momentum_transfer.core import run_lock
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
-from momentum_transfer.core.errors import AGAIN, InputError
+from momentum_transfer.core.errors import AGAIN, InputError, shown
 from momentum_transfer.core.log import say
-from momentum_transfer.core.shipped import workplace
-from momentum_transfer.suites.attempt import JOB_LOCK, Attempt, Outcome, alone, in_the_child, node_lock, note_end, start
-from momentum_transfer.suites.shards import Shard
+from momentum_transfer.suites.attempt import Outcome, alone, done_before, node_lock, note_end, start, start_part
 from momentum_transfer.suites.task import Job
 
 _CLAIM = ".claim"
-#: A node's part in a job on several: the attempt notes how it ended.
-_PART = "import pickle, sys\ntry:\n    pickle.load(sys.stdin.buffer)()\nexcept RuntimeError:\n    sys.exit(1)"
 #: Seconds between two looks at jobs that others run.
 _LOOK = 0.5
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Shard ``number``, from 1, of ``count``."""
+
+    number: int
+    count: int
+
+    def first(self, jobs: int) -> int:
+        """The index of the job that it begins with."""
+        return (self.number - 1) * jobs // self.count
 
 
 def run_local(
@@ -47,11 +58,9 @@ def run_local(
     Raises:
         Stopped: Ctrl-C or SIGTERM came; the running tasks got it too and had time to save.
     """
-    run = _Run(parallel, gpus, lock, shard)
-    for job in jobs:
-        if job.done():
-            run.outcomes[job.title] = Outcome(job, "done before", float(job.state().get("seconds", 0)))
-            say(f"{job.title}: done before")
+    run = _Run(parallel, gpus, lock, shard, outcomes=done_before(jobs))
+    for title in run.outcomes:
+        say(f"{title}: done before")
     first = shard.first(len(jobs)) if shard else 0
     run.several = [job for job in jobs if job.task.nodes > 1]
     run.waiting = [job for job in (*jobs[first:], *jobs[:first]) if job.title not in run.outcomes]
@@ -105,54 +114,42 @@ class _Run:
             needs = [self.outcomes.get(need.title) for need in job.needs]
             if failed := [need.job.task.name for need in needs if need is not None and not need.well]:
                 self._leave(job, Outcome(job, "not run", note=f"{failed[0]} did not end well"))
-            elif None not in needs and not self._ended_elsewhere(job):
-                with contextlib.ExitStack() as held:
-                    if self._turn(job) != 1:
-                        if self._take_part(job, slot, held):
-                            return True
-                        continue
-                    descriptor = _take(job, held)
-                    if descriptor is None or self._ended_elsewhere(job):  # its owner has just ended
-                        continue
-                    self._start(job, slot, descriptor, held)
-                    return True
+            elif None not in needs and not self._ended_elsewhere(job) and self._start(job, slot):
+                return True
         return False
 
-    def _start(self, job: Job, slot: int, descriptor: int, held: contextlib.ExitStack) -> None:
-        say(f"{job.title}: running, output in {job.log}")
-        device = slot % self.gpus if self.parallel > 1 and self.gpus else None
-        locks = (descriptor,) if self.lock is None else (descriptor, self.lock)
-        process, spent = start(job, min(self.gpus, 1) if self.parallel > 1 else self.gpus, device, locks)
-        self.running[slot] = _Running(job, process, time.monotonic(), spent, held.pop_all())
-        self.waiting.remove(job)
+    def _start(self, job: Job, slot: int) -> bool:
+        """Start a job, or be a node of one on several, unless others have it, or have just ended it."""
+        with contextlib.ExitStack() as held:
+            nodes = range(job.task.nodes if self._turn(job) != 1 else 1)
+            node = next((node for node in nodes if _claim(job, held, node)), None)
+            if node is None:
+                return False
+            locks: tuple[int, ...] = () if self.lock is None else (self.lock,)
+            if len(nodes) == 1:
+                try:
+                    locks += (held.enter_context(alone(job.folder, patience=0.0, name=node_lock(0))),)
+                except InputError:  # an engine's attempt, or a task of a killed run that still saves
+                    return False
+            if self._ended_elsewhere(job):
+                return False
+            if len(nodes) == 1:
+                say(f"{job.title}: running, output in {job.log}")
+                device = slot % self.gpus if self.parallel > 1 and self.gpus else None
+                process, spent = start(job, min(self.gpus, 1) if self.parallel > 1 else self.gpus, device, locks)
+            else:
+                say(f"{job.title}: node {node} of {len(nodes)}, which begins when all are there")
+                process, spent = start_part(job, self.gpus, node), 0.0
+            part = node if len(nodes) > 1 else None
+            self.running[slot] = _Running(job, process, time.monotonic(), spent, held.pop_all(), part)
+            self.waiting.remove(job)
+            return True
 
     def _turn(self, job: Job) -> int:
         """0 for a job on several nodes that lacks some, 2 for one that has none yet, 1 for all others."""
         if self.shard is None or job.task.nodes == 1:
             return 1
         return 0 if 0 < sum(_claimed(job, node) for node in range(job.task.nodes)) < job.task.nodes else 2
-
-    def _take_part(self, job: Job, slot: int, held: contextlib.ExitStack) -> bool:
-        """Be a node of a job on several, if one is still needed."""
-        for node in range(job.task.nodes):
-            if (older := _claim(job, held, node)) is None:
-                continue
-            for path in older:
-                path.unlink(missing_ok=True)
-            if self._ended_elsewhere(job):  # meanwhile
-                return False
-            say(f"{job.title}: node {node} of {job.task.nodes}, which begins when all are there")
-            process = subprocess.Popen(
-                [sys.executable, "-c", _PART], cwd=workplace(), stdin=subprocess.PIPE, start_new_session=True,
-                preexec_fn=in_the_child(os.getpid()),
-            )  # fmt: skip
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError), process.stdin:
-                pickle.dump(Attempt(job, self.gpus, node=node), process.stdin)
-            self.running[slot] = _Running(job, process, time.monotonic(), 0.0, held.pop_all(), node)
-            self.waiting.remove(job)
-            return True
-        return False
 
     def _in_vain(self, task: "_Running") -> bool:
         """Whether a node waits for a first that is gone, or for others while an earlier job of the plan does too."""
@@ -170,7 +167,7 @@ class _Run:
         state = job.state()
         if job.done():
             status = "done"
-        elif self.shard and state.get("key") == job.key and state.get("exit_code", 0) != 0:
+        elif self.shard and state.get("exit_code", 0) != 0:
             if "no space left" in str(state.get("note", "")).lower():  # on the disk of that node, or then
                 return False
             status = "failed"
@@ -221,33 +218,22 @@ class _Running:
             return Outcome(self.job, status, seconds, note)
 
 
-def _take(job: Job, held: contextlib.ExitStack) -> int | None:
-    """Take a job until ``held`` is closed; returns the descriptor of its lock, None while another process has it."""
-    if (older := _claim(job, held)) is None:
-        return None
-    try:
-        descriptor = held.enter_context(alone(job.folder, patience=0.0, name=JOB_LOCK))
-    except InputError:  # an engine's attempt, or a task of a killed run that still saves
-        return None
-    for path in older:
-        path.unlink(missing_ok=True)
-    return descriptor
-
-
-def _claim(job: Job, held: contextlib.ExitStack, node: int = 0) -> list[Path] | None:
-    """Claim a job, or a node's part, until ``held`` is closed; returns the claims of those that are gone."""
+def _claim(job: Job, held: contextlib.ExitStack, node: int = 0) -> bool:
+    """Claim a job, or a node's part in it, until ``held`` is closed; False where another has it."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    found = _claims(job, node)
+    older = _claims(job, node)
     if _claimed(job, node):
-        return None
-    claim = job.folder / f"{_CLAIM}{node or ''}.{max(found, default=0) + 1}"
+        return False
+    claim = job.folder / f"{_CLAIM}{node or ''}.{max(older, default=0) + 1}"
     try:
         with open(claim, "x", encoding="utf-8") as stream:
             held.callback(claim.unlink, missing_ok=True)  # also where the disk is full
             stream.write(run_lock.signature())
     except FileExistsError:
-        return None
-    return list(found.values())
+        return False
+    for path in older.values():  # of those that are gone
+        path.unlink(missing_ok=True)
+    return True
 
 
 def _claims(job: Job, node: int) -> dict[int, Path]:
@@ -259,3 +245,94 @@ def _claimed(job: Job, node: int = 0) -> bool:
     """Whether the process that made the last claim is at work, as far as can be seen from here."""
     found = _claims(job, node)
     return bool(found) and run_lock.alive(found[max(found)], job.folder / node_lock(node))
+
+
+#: Variables of array jobs: of the index, of how many there are, of the first index, else that index itself.
+#: Kubernetes does not say how many completions an indexed Job has; the manifest that is written here does.
+_ARRAYS = (
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", 1),
+    ("LSB_JOBINDEX", "LSB_JOBINDEX_END", "", 1),
+    ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", "", 0),
+)
+
+
+def read_shard(text: str, environment: Mapping[str, str]) -> Shard:
+    """``K/N``, or by the variables of an array job where the text is empty; InputError if K is not of 1 to N."""
+    if not text:
+        text = _of_array(environment)
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise InputError(f"expected --shard K/N with K from 1 to N, found {shown(text)}; the first of three is 1/3")
+    return Shard(int(found[1]), int(found[2]))
+
+
+def _of_array(environment: Mapping[str, str]) -> str:
+    for index, count, first, otherwise in _ARRAYS:
+        if index in environment:
+            values = environment[index], environment.get(count, ""), environment.get(first, str(otherwise))
+            if not all(value.isascii() and value.isdecimal() for value in values):
+                raise InputError(f"expected numbers in {index} and {count}, found {values[0]!r} and {values[1]!r}; "
+                                 "give --shard K/N")  # fmt: skip
+            return f"{int(values[0]) - int(values[2]) + 1}/{values[1]}"
+    listed = " or ".join(f"{index} with {count}" for index, count, _, _ in _ARRAYS)
+    raise InputError(f"expected --shard K/N, or {listed} in the environment, found none; give --shard K/N")
+
+
+#: What --export takes -> the file's suffix, and how it is started.
+KINDS = {
+    "commands": (".sh", "a line is a shard: give each to a machine (ssh), or to an array job (LSF)"),
+    "k8s": (".yaml", "set image and volume, then kubectl apply -f"),
+    "slurm": (".sbatch", "sbatch, from a machine of the cluster"),
+}
+
+
+def export(kind: str, command: str, place: Path, jobs: Sequence[Job], gpus: int, count: int) -> str:
+    """The script or manifest that runs a plan in ``count`` shards, each with what its largest task needs.
+
+    Args:
+        kind: one of ``KINDS``.
+        command: of evaluate, as typed in the folder ``place``.
+        gpus: of a node, for tasks that are distributed; others take one.
+    """
+    cpus = max(job.task.cpus for job in jobs)
+    minutes, gpus = max(job.task.minutes for job in jobs), max(job.gpus(gpus) for job in jobs)
+    begin = f"cd {shlex.quote(str(place))} && exec {command} --shard"
+    if kind == "commands":
+        return "".join(f"({begin} {number}/{count})\n" for number in range(1, count + 1))
+    if kind == "slurm":
+        options = [f"array=1-{count}", f"cpus-per-task={cpus}", f"time={minutes}", "requeue", "signal=B:TERM@120"]
+        options += [f"gpus-per-node={gpus}"] if gpus else []
+        return "#!/bin/sh\n" + "".join(f"#SBATCH --{option}\n" for option in options) + begin + "\n"
+    needs = {"cpu": cpus, **({"nvidia.com/gpu": gpus} if gpus else {})}
+    return _K8S.format(count=count, script=json.dumps(begin), needs=json.dumps(needs), place=json.dumps(str(place)))
+
+
+#: A shard that fails has logged why and repeats nothing; one whose node goes away is started again.
+_K8S = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {{name: momentum-transfer}}
+spec:
+  completionMode: Indexed
+  completions: {count}
+  parallelism: {count}
+  backoffLimitPerIndex: 5
+  podFailurePolicy:
+    rules:
+      - {{action: Ignore, onPodConditions: [{{type: DisruptionTarget}}]}}
+      - {{action: FailIndex, onExitCodes: {{operator: In, values: [1, 2]}}}}
+  template:
+    spec:
+      restartPolicy: Never
+      terminationGracePeriodSeconds: 150
+      containers:
+        - name: shard
+          image: momentum-transfer
+          command: [sh, -c, {script}]
+          env: [{{name: JOB_COMPLETIONS, value: "{count}"}}]
+          resources: {{requests: {needs}, limits: {needs}}}
+          volumeMounts: [{{name: work, mountPath: {place}}}, {{name: memory, mountPath: /dev/shm}}]
+      volumes:
+        - {{name: work, persistentVolumeClaim: {{claimName: momentum-transfer}}}}
+        - {{name: memory, emptyDir: {{medium: Memory}}}}
+"""

@@ -22,7 +22,7 @@ from momentum_transfer.core.errors import AGAIN, InputError, extra, one_line
 from momentum_transfer.core.log import say
 from momentum_transfer.core.shipped import workplace
 from momentum_transfer.suites.attempt import Attempt
-from momentum_transfer.suites.executors import Seen, Setup, ended
+from momentum_transfer.suites.executors import Seen, Setup
 from momentum_transfer.suites.task import Job
 
 NAMESPACE = "momentum-transfer"
@@ -111,9 +111,12 @@ class Cluster:
             return error
         except (errors.GetTimeoutError, errors.ActorUnavailableError):  # whose node died, and which comes back
             return InputError("expected an answer of Ray, found none yet.")
-        except Exception as error:
-            gone = isinstance(error, (errors.RayError, ConnectionError)) and not isinstance(error, errors.RayTaskError)
-            return ConnectionError(one_line(error)) if gone else RuntimeError(traceback.format_exc())
+        except errors.RayTaskError:  # a RayError too, of the actor's code
+            return RuntimeError(traceback.format_exc())
+        except (errors.RayError, ConnectionError) as error:
+            return ConnectionError(one_line(error))
+        except Exception:  # nothing else crosses to the process that asks
+            return RuntimeError(traceback.format_exc())
 
     def connect(self) -> None:
         address = self.setup.address or os.environ.get("RAY_ADDRESS", "auto")
@@ -121,7 +124,7 @@ class Cluster:
             if at := re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d+)", address):  # for which Ray would wait for minutes
                 socket.create_connection((at[1], int(at[2])), timeout=20).close()
             self.ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
-        except Exception as error:  # ConnectionError, RuntimeError, ValueError and the words of gRPC
+        except (OSError, RuntimeError, ValueError, self.ray.exceptions.RayError) as error:
             raise InputError(f"expected a Ray cluster at {address}, found {one_line(error)}; begin one with ray start "
                              "--head, or give --on ray:HOST:PORT") from error  # fmt: skip
 
@@ -174,7 +177,7 @@ class Keeper:
         self.refs: dict[str, Any] = {}
         for attempt in attempts:
             job = attempt.job
-            if not ended(job) and all(need.title in self.refs or need.done() for need in job.needs):
+            if not job.ended() and all(need.title in self.refs or need.done() for need in job.needs):
                 needs = [self.refs[need.title] for need in job.needs if need.title in self.refs]
                 several = job.task.nodes > 1
                 options = _asked(attempt, cpus) if not several else {"num_cpus": 0}
@@ -196,10 +199,9 @@ class Keeper:
             return ("RUNNING" if "began" in job.state() else "PENDING"), True
         try:
             self.ray.get(ref)
-        except self.ray.exceptions.TaskCancelledError:
-            return "CANCELLED", False
-        except Exception as error:
-            return type(error).__name__, False
+        except self.ray.exceptions.RayError as error:
+            cancelled = isinstance(error, self.ray.exceptions.TaskCancelledError)
+            return "CANCELLED" if cancelled else type(error).__name__, False
         return "ENDED", False
 
     def cancel(self, index: int) -> None:

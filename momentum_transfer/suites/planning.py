@@ -29,7 +29,7 @@ from momentum_transfer.core.untrusted import read_mapping
 from momentum_transfer.suites.attempt import full_command
 from momentum_transfer.suites.suite import Suite, read_choices, words_of
 from momentum_transfer.suites.sweep import Pretraining
-from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job, Task, fill, split
+from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job, Task, fill, read_state, split
 
 
 def select(tasks: Sequence[Task], wanted: Sequence[str] = (), skipped: Sequence[str] = ()) -> tuple[Task, ...]:
@@ -116,10 +116,8 @@ class _Planner:
         sweep, folder = self.suite.sweep, self.output / "pretrained" / run.name  # results name a checkpoint by it
         assert sweep is not None
         command = (*run.command, "OUTPUT_DIR", str(folder))
-        task = Task(
-            PRETRAIN, shlex.join(run.command), (), sweep.gpu_hours, sweep.distributed, sweep.cpus, sweep.minutes,
-            sweep.nodes,
-        )  # fmt: skip
+        task = Task(PRETRAIN, shlex.join(run.command), (), sweep.gpu_hours, sweep.distributed, sweep.cpus,
+                    sweep.minutes, sweep.nodes)  # fmt: skip
         key = sha256_of_text(json.dumps([command, self._config_hashes(command)]))[:16]
         return Job(run.name, task, command, folder, (), key, self.output / "results.jsonl")
 
@@ -135,14 +133,10 @@ class _Planner:
                 continue
             folder, results = self.output / name / task.name, self.output / "results.jsonl"
             places = {
-                "weights": weights,
-                "name": name,
+                "weights": weights, "name": name, "folder": str(folder), "results": str(results), "seed": str(seed),
                 "converted": str(self.output / name / "backbone.pkl"),  # a name that results leave out: weights_name
                 "rescaled": str(self.output / name / "rescaled" / f"{name}_nr.pkl"),  # other weights, of another name
-                "folder": str(folder),
-                "results": str(results),
-                "seed": str(seed),
-            }
+            }  # fmt: skip
             command = tuple(fill(word, places) for word in split(fill(task.command, preset), task.name))
             needs = (*([pretraining] if pretraining else []), *(jobs[need] for need in task.needs))
             parts = [command, digest, self._config_hashes(command), [need.key for need in needs]]
@@ -202,7 +196,7 @@ def expected(
     the step that a training with the same configs, ended or not, had on this machine; else what records elsewhere show
     for a task with the same configs; else what the suite says.
     """
-    own = {job.title: _measured_in(job.state()) for job in jobs}
+    own = {job.title: _measured_in(read_state(job.folder)) for job in jobs}
     of_task: dict[str, list[tuple[float, float]]] = {}
     for job in jobs:
         if (cost := own[job.title]) is not None:
@@ -244,7 +238,7 @@ def _by_steps(jobs: Sequence[Job]) -> dict[str, tuple[float, float]]:
     """Configs of a command -> (GPU hours, hours) of its iterations, by the median step of trainings on this machine."""
     found: dict[str, list[tuple[float, float]]] = {}
     for job in jobs:
-        state = job.state()
+        state = read_state(job.folder)
         for file in job.folder.glob("**/metrics.jsonl") if state.get("host") == socket.gethostname() else ():
             with contextlib.suppress(InputError, LookupError, TypeError, ValueError):  # it has no seconds yet, or never
                 hours = _hours_by_step(read_metrics(file), read_mapping(file.with_name("config.yaml")))

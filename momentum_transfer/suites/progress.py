@@ -65,14 +65,9 @@ def write_plan(output: Path, jobs: Sequence[Job], expected: Mapping[str, Expecte
     with contextlib.suppress(InputError):
         before = {(one.title, one.key): one for one in read_plan(output)}
     costs = {job.title: before.get((job.title, job.key), expected[job.title]) for job in jobs}
-    tasks = [
-        {
-            "title": job.title, "weights": job.weights, "task": job.task.name, "key": job.key,
-            "folder": os.path.relpath(job.folder, output), "needs": [need.title for need in job.needs],
-            "gpu_hours": costs[job.title].gpu_hours, "source": costs[job.title].source,
-        }
-        for job in jobs
-    ]  # fmt: skip
+    tasks = [{"title": job.title, "weights": job.weights, "task": job.task.name, "key": job.key,
+              "folder": os.path.relpath(job.folder, output), "needs": [need.title for need in job.needs],
+              "gpu_hours": costs[job.title].gpu_hours, "source": costs[job.title].source} for job in jobs]  # fmt: skip
     write_text(output / PLAN, json.dumps({"tasks": tasks}, indent=0) + "\n")
 
 
@@ -83,13 +78,9 @@ def read_plan(output: Path) -> list[Planned]:
         raise InputError(f"expected the folder of a suite, found no {path}; give the --output of an evaluate command")
     content = read_json(path, "the plan of a suite")
     try:
-        return [
-            Planned(
-                str(task["title"]), str(task["weights"]), str(task["task"]), output / task["folder"],
-                tuple(task["needs"]), str(task["key"]), float(task["gpu_hours"]), str(task["source"]),
-            )
-            for task in content["tasks"]
-        ]  # fmt: skip
+        return [Planned(str(task["title"]), str(task["weights"]), str(task["task"]), output / task["folder"],
+                        tuple(task["needs"]), str(task["key"]), float(task["gpu_hours"]), str(task["source"]))
+                for task in content["tasks"]]  # fmt: skip
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise InputError(f"expected the plan of a suite in {path}, found {shown(error)}; run evaluate again") from error
 

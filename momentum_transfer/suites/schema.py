@@ -22,15 +22,8 @@ Nodes = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Cpus = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 Minutes = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 #: msgspec's name of a type -> ours
-_WORDS = {
-    "str": "text",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "a mapping",
-    "null": "nothing",
-}
+_WORDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
+          "object": "a mapping", "null": "nothing"}  # fmt: skip
 _REFUSAL = re.compile(r"Expected `([^`]+)`(?: ((?:of length )?[<>]=? [\d.]+))?(?:, got `\w+`)?(?: - at (.*))?")
 
 
@@ -70,10 +63,8 @@ def checked(content: Any, kind: type[Kind], where: str) -> Kind:
 def check_name(name: str, where: str) -> None:
     """Raises InputError unless the name of a suite, task or variant can name a folder: letters, digits and . = - _."""
     if not re.fullmatch(r"[\w.=-]+", name) or not name.strip(".") or len(name.encode()) > LONGEST_NAME:
-        raise InputError(
-            f"{where}: expected a name of letters, digits and . = - _, no longer than {LONGEST_NAME}, "
-            f"found {shown(name)}; give it another"
-        )
+        raise InputError(f"{where}: expected a name of letters, digits and . = - _, no longer than {LONGEST_NAME}, "
+                         f"found {shown(name)}; give it another")  # fmt: skip
 
 
 def _in_words(refusal: str, content: Any, kind: type) -> str:

@@ -27,13 +27,14 @@ What a study says before its run, so that it can fail:
       orders:                                                             # which measures order all checkpoints as y?
         - {name: accuracy, y: finetune/10% top1, of: [screen/digits logme, screen/digits knn], least: 0.4}
 
-A check of a ``curve`` takes the runs that fail it, and their pairs, out; with fewer than ``least`` pairs (0: of all
-``seeds``) there is no verdict. One of a measure is of the mean over seeds of first, or of its ratio to second. A
-measure of ``orders`` is of use where the whole interval of Kendall's τ lies above ``least``.
+Runs that fail a check of a ``curve`` are left out with their pairs; if fewer than ``least`` pairs remain (0: fewer than
+``seeds``), there is no verdict. A check of ``y`` bounds the mean over seeds of ``first`` or, where ``second`` is given,
+its ratio to that of ``second``. A measure of ``orders`` is useful if the whole interval of Kendall's τ is above
+``least``.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -51,7 +52,7 @@ Selection = Mapping[str, Any]
 
 
 class Difference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """First minus second; ``expected`` and ``margin``, the points that count as none, are of before the run."""
+    """First minus second; ``expected`` and ``margin`` (points that count as no difference) are set before the run."""
 
     name: str
     first: dict[str, Any]
@@ -83,7 +84,7 @@ class Trend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What must hold for a verdict: bounds of a training's curve at a step (0: the last), or of a measure."""
+    """What must hold for a verdict: bounds on a training's curve at a step (0: the last), or on a measure."""
 
     name: str
     curve: str = ""
@@ -105,7 +106,7 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How well measures ``of`` (TASK METRIC) order all checkpoints as ``y`` does; ``least``: a τ that is of use."""
+    """How well measures ``of`` (TASK METRIC) order all checkpoints as ``y`` does; useful above a τ of ``least``."""
 
     name: str
     y: str
@@ -125,10 +126,8 @@ def _whole(y: str, side: Selection) -> Selection:
 
 
 def _at(side: Selection, x: float) -> Selection:
-    return {
-        key: value.replace("{x}", f"{x:g}") if isinstance(value, str) else (x if value == ["x"] else value)
-        for key, value in side.items()
-    }
+    return {key: value.replace("{x}", f"{x:g}") if isinstance(value, str) else (x if value == ["x"] else value)
+            for key, value in side.items()}  # fmt: skip
 
 
 class Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -176,26 +175,26 @@ def read_study(entry: Any, where: str, settings: Mapping[str, Any]) -> Study:
     for difference in study.compare:
         if difference.margin is not None and not 0 < difference.margin < math.inf:
             raise InputError(f"{where}, {difference.name}: expected a margin above 0 points, found {difference.margin}")
-        for selection in difference.sides():
-            _check(selection, f"{where}, {difference.name}", settings)
+        _check(difference.sides(), f"{where}, {difference.name}", settings)
         _check_primary(difference, study, f"{where}, {difference.name}")
     for trend in study.trends:
         if len(set(trend.x)) < 3 or (trend.log and min(trend.x) <= 0):
             raise InputError(f"{where}, {trend.name}: expected three x or more (of log above 0), found {trend.x}")
-        for side in trend.at(trend.x[0]):
-            _check(side, f"{where}, {trend.name}", settings)
+        _check(trend.at(trend.x[0]), f"{where}, {trend.name}", settings)
     for order in study.orders:
         if not order.of or not 0 < order.least < 1:
             raise InputError(f"{where}, {order.name}: expected measures under of, and a least τ between 0 and 1")
-        for side in order.sides():
-            _check(side, f"{where}, {order.name}", settings)
+        _check(order.sides(), f"{where}, {order.name}", settings)
     for check in study.checks:
-        _check_check(check, f"{where}, {check.name}", settings)
+        if bool(check.curve) == bool(check.first) or check.step < 0:
+            raise InputError(f"{where}, {check.name}: expected either a curve and a step, or first with a y; say one")
+        if math.isinf(check.above) and math.isinf(check.below):
+            raise InputError(f"{where}, {check.name}: expected above, below or both, found neither; say what must hold")
+        _check(check.sides(), f"{where}, {check.name}", settings)
     for lines in study.lines:
         if not lines.x or not lines.of:
             raise InputError(f"{where}, {lines.title}: expected at least one x and one line under of, found none")
-        for label in lines.of:
-            _check(lines.at(label, lines.x[0]), f"{where}, {lines.title}", settings)
+        _check([lines.at(label, lines.x[0]) for label in lines.of], f"{where}, {lines.title}", settings)
     return study
 
 
@@ -209,24 +208,16 @@ def _check_primary(one: Difference, study: Study, where: str) -> None:
         )
 
 
-def _check_check(check: Check, where: str, settings: Mapping[str, Any]) -> None:
-    if bool(check.curve) == bool(check.first) or check.step < 0:
-        raise InputError(f"{where}: expected either a curve and a step, or first with a measure y; say one")
-    if math.isinf(check.above) and math.isinf(check.below):
-        raise InputError(f"{where}: expected above, below or both, found neither; say what must hold")
-    for side in check.sides():
-        _check(side, where, settings)
-
-
-def _check(selection: Selection, where: str, settings: Mapping[str, Any]) -> None:
-    y = selection.get("y", "")
-    if not isinstance(y, str) or len(y.split()) != 2:
-        raise InputError(f"{where}: expected y as TASK METRIC, such as svm/k=16 top1, found {shown(y)}")
-    for key, value in selection.items():
-        if key in KEYS and not isinstance(value, str):
-            raise InputError(f"{where}: expected {key} as text, found {shown(value)}; put it in quotes")
-        if key not in KEYS and not (is_setting(key) and key in settings):
-            known = ", ".join([*KEYS, *settings])
-            raise InputError(f"{where}: expected keys of {known}, found {shown(key)}; correct it")
-    if selection.get("checkpoint", "").count("*") > 1:
-        raise InputError(f"{where}: expected at most one * in checkpoint, found {shown(selection['checkpoint'])}")
+def _check(selections: Iterable[Selection], where: str, settings: Mapping[str, Any]) -> None:
+    for selection in selections:
+        y = selection.get("y", "")
+        if not isinstance(y, str) or len(y.split()) != 2:
+            raise InputError(f"{where}: expected y as TASK METRIC, such as svm/k=16 top1, found {shown(y)}")
+        for key, value in selection.items():
+            if key in KEYS and not isinstance(value, str):
+                raise InputError(f"{where}: expected {key} as text, found {shown(value)}; put it in quotes")
+            if key not in KEYS and not (is_setting(key) and key in settings):
+                known = ", ".join([*KEYS, *settings])
+                raise InputError(f"{where}: expected keys of {known}, found {shown(key)}; correct it")
+        if selection.get("checkpoint", "").count("*") > 1:
+            raise InputError(f"{where}: expected at most one * in checkpoint, found {shown(selection['checkpoint'])}")

@@ -45,14 +45,8 @@ _Presets = Annotated[dict[str, Annotated[dict[str, str], _Filled]], _Filled]
 #: Methods that are of one paper -> preset.
 OF_METHOD = {"momentum2": "m2", "simsiam": "simsiam"}
 #: Families of published files -> preset. EMAN's MoCo has MoCo's names, and RCF's files do not name their optimizer.
-OF_FAMILY = {
-    "momentum2": "m2",
-    "rcf": "rcf-sgd",
-    "moco": "rcf-sgd",
-    "simsiam": "simsiam",
-    "eman-byol": "eman-byol",
-    "eman-fixmatch": "eman-moco",
-}
+OF_FAMILY = {"momentum2": "m2", "rcf": "rcf-sgd", "moco": "rcf-sgd", "simsiam": "simsiam", "eman-byol": "eman-byol",
+             "eman-fixmatch": "eman-moco"}  # fmt: skip
 
 
 def preset_of(family: str, metadata: Mapping[str, str]) -> tuple[str, str]:
@@ -87,9 +81,7 @@ def words_of(
             from momentum_transfer.backbones.read import load_backbone  # imports torch, which takes seconds
 
             try:
-                source = (read or load_backbone)(
-                    weights.removeprefix(RANDOM_OF)
-                )  # at random is measured as the checkpoint is
+                source = (read or load_backbone)(weights.removeprefix(RANDOM_OF))  # at random: as the checkpoint is
                 preset, why = preset_of(source.family, source.metadata)
             except InputError as error:  # what cannot be read stops its own tasks, not the plan of all
                 why = str(error).partition("\n")[0]
@@ -185,10 +177,8 @@ def _tasks_of(path: Path, places: tuple[str, ...], presets: Presets, above: Path
     if entry.include is not None:
         other = _suite_file(entry.include)
         if above is not None or other.resolve() == path.resolve():
-            raise InputError(
-                f"{above or path}: expected include of a suite that includes none itself, "
-                f"found {path if above else other}; copy its tasks"
-            )
+            raise InputError(f"{above or path}: expected include of a suite that includes none itself, "
+                             f"found {path if above else other}; copy its tasks")  # fmt: skip
         tasks = _tasks_of(other, places, presets, above=path)
     for number, content in enumerate(entry.tasks or (), start=1):
         where = f"{path}, task {number}"

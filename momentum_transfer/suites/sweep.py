@@ -112,10 +112,7 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _places(self) -> list[tuple[str, Settings]]:
         """Every combination of the grid with its name; one without name where there is no grid."""
         combinations = itertools.product(*self.grid.values())
-        return [
-            ("-".join(_spelled(value) for value in values), dict(zip(self.grid, values, strict=True)))
-            for values in combinations
-        ]
+        return [("-".join(map(_spelled, values)), dict(zip(self.grid, values, strict=True))) for values in combinations]
 
 
 def _spelled(value: Any) -> str:
@@ -139,9 +136,7 @@ def read_sweep(entry: Any, where: str) -> Sweep:
         raise InputError(f"{where}: expected a grid of settings, variants, or both; found neither")
     for name in variants:
         check_name(name, f"{where}, variants")
-    if not sweep.config and not (
-        variants and all(isinstance(variant.get(_CONFIG), str) for variant in variants.values())
-    ):
+    if not sweep.config and not (variants and all(isinstance(one.get(_CONFIG), str) for one in variants.values())):
         raise InputError(f"{where}: expected the config of the pretrainings, or one in every variant; found none")
     if wrong := [variant[_CONFIG] for variant in variants.values() if not isinstance(variant.get(_CONFIG, ""), str)]:
         raise InputError(f"{where}: expected the config of a variant as text, found {shown(wrong[0])}; name a file")
@@ -228,6 +223,5 @@ def _read_plot(entry: Any, where: str, known: Mapping[str, Any]) -> PlotRequest:
 def _check_measure(word: str, key: str, where: str) -> None:
     measure, _, dataset = word.partition("@")
     if len(measure.split()) != 2 or ("@" in word and not dataset.strip()):
-        raise InputError(
-            f"{where}: expected {key} as TASK METRIC [@ DATASET or PROTOCOL], such as svm/k=16 top1, found {word!r}"
-        )
+        raise InputError(f"{where}: expected {key} as TASK METRIC [@ DATASET or PROTOCOL], such as svm/k=16 top1, "
+                         f"found {word!r}")  # fmt: skip

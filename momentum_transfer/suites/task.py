@@ -130,13 +130,14 @@ class Job:
         return available if self.task.distributed else min(available, 1)
 
     def state(self) -> dict[str, Any]:
-        """State of the attempts under one ``key``; empty before the first.
+        """State of the attempts under this ``key``; empty before the first.
 
         ``began`` (seconds since 1970 by the file server's clock), ``host``, ``slurm_job``, ``rendezvous`` of a task on
         several nodes: of the attempt that runs or was killed. ``exit_code`` once it ended by itself, ``stopped`` where
         a signal ended it. ``seconds`` of all ``attempts``, ``gpus`` of each.
         """
-        return read_state(self.folder)
+        found = read_state(self.folder)
+        return found if found.get("key") == self.key else {}
 
     def _write_state(self, seconds: float, **state: Any) -> None:
         content = {"key": self.key, "seconds": round(seconds, 1), **state}
@@ -158,26 +159,26 @@ class Job:
     def forget_end(self) -> None:
         """Forget an earlier end, before another attempt can have its own; the seconds stay."""
         before, seconds = self._before()
-        if "exit_code" in before or "stopped" in before:
+        if before.keys() & {"exit_code", "stopped"}:
             self._write_state(seconds, attempts=before.get("attempts", 1))
 
     def _before(self) -> tuple[dict[str, Any], float]:
-        """The state under this key, and its seconds with those of a killed attempt until its log's last line."""
+        """The state, and its seconds with those of a killed attempt until its log's last line."""
         before = self.state()
-        if before.get("key") != self.key:
-            return {}, 0.0
         seconds = float(before.get("seconds", 0))
         if "began" in before:
             with contextlib.suppress(OSError):
                 seconds += max(0.0, self.log.stat().st_mtime - before["began"])
         return before, seconds
 
+    def ended(self) -> bool:
+        """Whether an attempt ended by itself, well or not."""
+        return "exit_code" in self.state()
+
     def done(self) -> bool:
         """Ended well before, with the same command, weights and config files, and its records still there."""
-        state = self.state()
-        if state.get("key") != self.key or state.get("exit_code") != 0:
-            return False
-        return "{results}" not in self.task.command or self.results.is_file()
+        there = "{results}" not in self.task.command or self.results.is_file()
+        return there and self.state().get("exit_code") == 0
 
 
 def read_state(folder: Path) -> dict[str, Any]:

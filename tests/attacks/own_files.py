@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -21,8 +22,8 @@ from momentum_transfer.images.subsets import read_taxonomy
 from momentum_transfer.images.taxonomies import read_hierarchy
 from momentum_transfer.lowshot.labelled_data import from_file_list
 from momentum_transfer.report.file_verdict import verdict
-from momentum_transfer.suites.choose.run import keep_question, make_plan
-from momentum_transfer.suites.choose.stages import DETECTION, Candidate, Question, rows, training_steps
+from momentum_transfer.suites.choose.run import as_begun, keep_question, make_plan
+from momentum_transfer.suites.choose.stages import DETECTION, Candidate, Plan, Question, rows, training_steps
 from momentum_transfer.suites.executors import SUBMITTED, submitted
 from momentum_transfer.suites.progress import PLAN, standings
 from momentum_transfer.suites.task import STATE
@@ -164,10 +165,11 @@ class OwnFiles:
         file.write_text(json.dumps(changed(json.loads(file.read_text()), changes)))
 
         def go_on() -> None:
-            kept = keep_question(asked)
-            plan = make_plan(kept, {}, 1)
+            kept = as_begun(asked)
+            plan = make_plan(kept, Plan({}, {}), 1.0)
             rows(kept, plan)
-            for step in training_steps(kept, plan):
+            trained = [training_steps(kept, stage, plan.lengths[stage], kept.everyone) for stage in kept.stages]
+            for step in itertools.chain(*trained):
                 assert all(os.fsencode(word) and b"\0" not in os.fsencode(word) for word in step.command)
 
         return outcome_of(go_on)

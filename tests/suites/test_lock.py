@@ -88,7 +88,8 @@ def test_the_tasks_of_a_killed_run_are_waited_for(tmp_path: Path, orphan, capsys
 
 def test_a_task_that_does_not_end_is_told_after_a_while(tmp_path: Path, orphan):
     orphan(60)
-    with pytest.raises(InputError, match=r"still holds .*/\.lock after 0 s; end it \(fuser"), alone(tmp_path, 0.3):
+    told = r"still holds .*/\.lock after 0 s; end it \(fuser"
+    with pytest.raises(InputError, match=told), alone(tmp_path, patience=0.3):
         pass
 
 

@@ -56,7 +56,7 @@ class StandIn(types.ModuleType):
 
     def get(self, ref, timeout=None):
         if isinstance(ref, Ref) and ref.error:
-            raise ref.error
+            raise self.exceptions.RayTaskError(str(ref.error))  # as Ray wraps what a task raised
         return ref
 
     def wait(self, refs, **_):

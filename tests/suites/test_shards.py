@@ -18,9 +18,8 @@ from momentum_transfer.core import run_lock
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.suites import local, task
 from momentum_transfer.suites.attempt import JOB_LOCK, alone
-from momentum_transfer.suites.local import run_local
+from momentum_transfer.suites.local import Shard, export, read_shard, run_local
 from momentum_transfer.suites.planning import plan
-from momentum_transfer.suites.shards import Shard, export, read_shard
 from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.task import Job
 from tests.suites.counting import counting_suite, counts, records_of
@@ -32,9 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: A shard that can be killed: suite, output, number, count.
 SHARD = """
 import sys
-from momentum_transfer.suites.local import run_local
+from momentum_transfer.suites.local import Shard, run_local
 from momentum_transfer.suites.planning import plan
-from momentum_transfer.suites.shards import Shard
 from momentum_transfer.suites.suite import load_suite
 suite, output, number, count = sys.argv[1:]
 run_local(plan(load_suite(suite), ["pixels"], output), shard=Shard(int(number), int(count)))
@@ -122,9 +120,7 @@ def test_a_claim_is_free_again_once_its_owner_is_gone(tmp_path: Path, monkeypatc
     assert not list(job.folder.glob(".claim.*"))
 
 
-def test_of_many_that_come_at_once_one_has_the_job_without_any_locks(tmp_path: Path, monkeypatch):
-    """Nothing but the claim tells them apart: the lock is free for all."""
-    monkeypatch.setattr(local, "alone", lambda *_, **__: contextlib.nullcontext(0))
+def test_of_many_that_come_at_once_one_has_the_job_without_any_locks(tmp_path: Path):
     (job,) = jobs_of(tmp_path, {})
     for _ in range(20):
         barrier, taken = threading.Barrier(8), []
@@ -132,14 +128,14 @@ def test_of_many_that_come_at_once_one_has_the_job_without_any_locks(tmp_path: P
 
         def take(stack, barrier=barrier, taken=taken) -> None:
             barrier.wait()
-            taken.append(local._take(job, stack))
+            taken.append(local._claim(job, stack))
 
         threads = [threading.Thread(target=take, args=(stack,)) for stack in stacks]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert sorted(taken, key=str) == [0] + [None] * 7
+        assert sorted(taken) == [False] * 7 + [True]
         for stack in stacks:
             stack.close()
 
@@ -263,8 +259,8 @@ def test_shards_join_what_lacks_a_node_and_wait_for_one_task_at_a_time(tmp_path:
     assert [job.task.name for job in sorted(jobs, key=run._turn)] == ["task1", "task0", "task2"]
     later = local._Running(jobs[2], None, 0.0, 0.0, contextlib.ExitStack(), 0)
     with contextlib.ExitStack() as claims:
-        assert local._claim(jobs[2], claims) == []
-        assert local._claim(jobs[2], claims) is None
+        assert local._claim(jobs[2], claims)
+        assert not local._claim(jobs[2], claims)
         assert [job.task.name for job in sorted(jobs, key=run._turn)] == ["task2", "task1", "task0"]
         assert not run._in_vain(later)
         with contextlib.ExitStack() as earlier:

@@ -17,8 +17,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.suites.attempt import Attempt, full_command, node_lock
 from momentum_transfer.suites.executors import Setup, run_on
 from momentum_transfer.suites.planning import plan
-from momentum_transfer.suites.slurm import Slurm, _refusal
-from momentum_transfer.suites.slurm_queue import Array, Place, arrays, largest_node, squeue
+from momentum_transfer.suites.slurm import Array, Place, Slurm, _refusal, arrays, largest_node, squeue
 from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.task import Job
 from tests.suites.slurm_stand_ins import make_stand_ins

@@ -1,23 +1,22 @@
-"""What `choose` chooses from: weights, each with a random start of its architecture, and your detection set.
+"""What `choose` chooses from: weights, each with a random start of its architecture, and your images.
 
 Of a detection set it takes crops of the boxes, and the detectors' settings that follow from it.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from momentum_transfer.backbones.build import own_input, parse_architecture
 from momentum_transfer.backbones.read import load_backbone
-from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.source import SourceBackbone
-from momentum_transfer.core.errors import InputError, one_line
+from momentum_transfer.core.errors import InputError, counted, one_line
 from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, weights_name
 from momentum_transfer.core.log import say, track, warn
-from momentum_transfer.images.class_folders import LabelledFiles, write_list
-from momentum_transfer.suites.choose.stages import DETECTORS, Candidate
+from momentum_transfer.images.class_folders import LabelledFiles, open_class_folders, title_of, write_list
+from momentum_transfer.suites.choose.stages import CLASSIFICATION, DETECTION, DETECTORS, Candidate
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.crops import write_crops
@@ -69,7 +68,7 @@ def _read(weights: Sequence[str], check: Callable[[SourceBackbone], None] | None
             if check is not None:
                 check(source)
             place = one if is_hub_name(one) or is_made(one) else os.path.abspath(one)
-            read.append(Candidate(source.name, place, source.sha256, _text(source)))
+            read.append(Candidate(source.name, place, source.sha256, str(source.architecture)))
         except (InputError, OSError, ImportError) as error:
             if len(weights) == 1:
                 raise
@@ -78,17 +77,6 @@ def _read(weights: Sequence[str], check: Callable[[SourceBackbone], None] | None
     if left_out and len(read) < 2:
         raise InputError(f"expected at least two weights to choose from, found {len(read)}; {'; '.join(left_out)}")
     return read, left_out
-
-
-def _text(source: SourceBackbone) -> str:
-    """The architecture as `parse_architecture` reads it."""
-    network = source.architecture
-    if not isinstance(network, Architecture):
-        return str(network)
-    options = [f"width={network.width}"] * (network.width != 64) + [f"stem={network.stem}"] * (
-        network.stem != "imagenet"
-    )
-    return network.name + (f"?{'&'.join(options)}" if options else "")
 
 
 def _size(architectures: Sequence[str], same: bool) -> int:
@@ -106,33 +94,36 @@ _MOST_CROPS = {"train": 10_000, "val": 5_000}
 _BUDGETED = ("SOLVER.MAX_ITER", "SOLVER.WARMUP_ITERS", "SOLVER.CHECKPOINT_PERIOD")
 
 
-class Opened(NamedTuple):
-    """A detection set: its title, training crops of each class and the number of test crops (``tested``), KEY VALUE
-    settings of the detectors and the iterations of the recipe for a set of this size (``longest``); its parts, the
-    number of test images, side and number of the images of an iteration."""
+#: Training images on which a candidate's features are checked before the budget is spent.
+_FEW = 6
 
-    title: str
-    counts: tuple[int, ...]
-    tested: int
-    settings: tuple[str, ...]
-    longest: int
-    parts: dict[str, DetectionData]
-    images: int
-    side: int
-    batch: int
+
+class Opened(NamedTuple):
+    """An opened set. ``side`` and ``batch``: of an iteration's images, of a detection set."""
+
+    question: dict[str, Any]  # what a `Question` says of the set
+    tested: int  # number of test images
+    parts: dict[str, Any]  # train and val, as `LabelledFiles` or `DetectionData`
+    some: list[Path]  # a few training images
+    side: int = 0
+    batch: int = 1
+
+
+def open_classes(train: Path, val: Path | None, split: float | None, *, title: str, seed: int, out: Path) -> Opened:
+    """Opens class folders and lists their images in ``out/images``; InputError for what is wrong with them."""
+    parts = dict(zip(("train", "val"), open_class_folders(train, val, split, seed), strict=True))
+    for name, part in parts.items():
+        write_list(out / "images" / f"{name}.txt", part)
+        say(f"{name}: {counted(len(part), 'image')}, {counted(len(part.classes), 'class')}")
+    paths, counts = parts["train"].paths, tuple(parts["train"].counts())
+    question = {"kind": CLASSIFICATION, "title": title or title_of(train), "counts": counts}
+    return Opened(question, len(parts["val"]), parts, list(paths[:: max(1, len(paths) // _FEW)]))
 
 
 def open_detection(
-    train: str,
-    val: str | None,
-    split: float | None,
-    *,
-    title: str,
-    images: str | None,
-    seed: int,
-    out: Path,
+    train: str, val: str | None, split: float | None, *, title: str, images: str | None, seed: int, out: Path,
     overrides: Sequence[str] = (),
-) -> Opened:
+) -> Opened:  # fmt: skip
     """Opens the set and lists the crops of its boxes in ``out/images``; `cut` makes them, which takes time.
 
     ``overrides`` of the detectors win over what follows from the data. InputError for what is wrong with the set, with
@@ -144,24 +135,25 @@ def open_detection(
     own = open_own(train, val, split, seed=seed, title=title, images=images)
     for line in own.lines():
         say(line)
-    machine = this_machine(cfg.MODEL.DEVICE)
-    fitted = {one.key: one for one in fit(cfg, [own.train], machine, overrides[::2])}
+    fitted = {one.key: one for one in fit(cfg, [own.train], this_machine(cfg.MODEL.DEVICE), overrides[::2])}
     settings = ["DATASETS.TRAIN", repr([own.specs[0]]), "DATASETS.TEST", repr([own.specs[1]])]
     chosen = [one for key, one in fitted.items() if key not in _BUDGETED]
     settings += [word for one in (*settings_of_data(cfg, [own.train, own.val]), *chosen) for word in one.words]
     parts = {"train": own.train, "val": own.val}
-    train_crops, test_crops = (_crops(data, out, part, seed, write=False) for part, data in parts.items())
-    value = {"INPUT.MIN_SIZE_TEST": cfg.INPUT.MIN_SIZE_TEST, "SOLVER.IMS_PER_BATCH": cfg.SOLVER.IMS_PER_BATCH}
-    value |= {key: one.value for key, one in fitted.items()}
-    longest, side, batch = (int(value[f"{key}"]) for key in ("SOLVER.MAX_ITER", *list(value)[:2]))
-    counts = tuple(train_crops.counts())
-    return Opened(own.title, counts, len(test_crops), tuple(settings), longest, parts, len(own.val.load()["images"]),
-                  side, batch)  # fmt: skip
+    crops = {part: _crops(data, out, part, seed, write=False) for part, data in parts.items()}
+    keys = ("SOLVER.MAX_ITER", "INPUT.MIN_SIZE_TEST", "SOLVER.IMS_PER_BATCH")
+    longest, side, batch = (int(fitted[key].value) for key in keys)
+    if "INPUT.MIN_SIZE_TEST" in overrides[::2]:
+        side = cfg.INPUT.MIN_SIZE_TEST or side
+    question = {"kind": DETECTION, "title": own.title, "counts": tuple(crops["train"].counts()),
+                "settings": tuple(settings), "longest": longest}  # fmt: skip
+    some = [own.train.image_path(image) for image in own.train.load()["images"][:_FEW]]
+    return Opened(question, len(own.val.load()["images"]), parts, some, side, batch)
 
 
-def cut(opened: Opened, out: Path, seed: int) -> None:
+def cut(parts: Mapping[str, DetectionData], out: Path, seed: int) -> None:
     """Write the crops that are listed, unless they are there."""
-    for part, data in opened.parts.items():
+    for part, data in parts.items():
         _crops(data, out, part, seed, write=True)
 
 

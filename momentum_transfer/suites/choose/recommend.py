@@ -49,9 +49,8 @@ def decide(asked: Question, records: Sequence[Mapping[str, Any]], resamples: int
     measure = _deciding(asked, results)
     cells = results.cells[measure]
     if missing := [one.name for one in asked.everyone if one.name not in cells]:
-        raise InputError(
-            f"expected {measure.task} {measure.metric} of every start, found none of {missing[0]}; run it again"
-        )
+        what = f"{measure.task} {measure.metric}"
+        raise InputError(f"expected {what} of every start, found none of {missing[0]}; run it again")
     means = dict(sorted(((one.name, cells[one.name].mean) for one in asked.everyone), key=lambda pair: -pair[1]))
     comparisons = Comparisons(results, resamples)
     differences, better = _pairs(comparisons, measure, list(means))
@@ -73,14 +72,10 @@ def decide(asked: Question, records: Sequence[Mapping[str, Any]], resamples: int
 
 def _deciding(asked: Question, results: Results) -> Measure:
     task, metric = ("coco/bbox", "AP") if asked.kind == DETECTION else ("finetune", "top1")
-    measures = [
-        one for one in results.cells if (one.task, one.metric) == (task, metric) and "frozen" not in one.protocol
-    ]
-    if len(measures) != 1:
-        raise InputError(
-            f"expected one measure {task} {metric} in {asked.results}, found {len(measures)}; run it again"
-        )
-    return measures[0]
+    found = [one for one in results.cells if (one.task, one.metric) == (task, metric) and "frozen" not in one.protocol]
+    if len(found) != 1:
+        raise InputError(f"expected one measure {task} {metric} in {asked.results}, found {len(found)}; run it again")
+    return found[0]
 
 
 def _pairs(
@@ -115,11 +110,8 @@ def _beside_random(
     sentences = []
     for name in best:
         start = baseline[name]
-        verdict = "is not significantly different from"
-        if (name, start) in better:
-            verdict = "is better than"
-        elif (start, name) in better:
-            verdict = "is worse than"
+        verdict = "is worse than" if (start, name) in better else "is not significantly different from"
+        verdict = "is better than" if (name, start) in better else verdict
         sentences.append(f"{name} {verdict} a random start of its architecture ({means[start]:.1f}).")
     return sentences
 
@@ -158,8 +150,7 @@ def write_page(
     else:
         report = replace(build([], command=typed(command), title=title), verdicts=())
     tables = [screen.table()] if screen is not None else []
-    out = asked.out / "choice.html"
-    sentences = (*said, *left_out)
+    out, sentences = asked.out / "choice.html", (*said, *left_out)
     report = replace(report, verdicts=(*sentences, *report.verdicts), overall=(*tables, *report.overall))
     write_report(report, out)
     return out, sentences

@@ -4,12 +4,12 @@ Its question and plan are noted, so that a stopped choice goes on as it began.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -27,17 +27,7 @@ from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.suites.chain import Step, run_chain
 from momentum_transfer.suites.choose import stages
 from momentum_transfer.suites.choose.screen import Screen
-from momentum_transfer.suites.choose.stages import (
-    CLASSIFICATION,
-    DETECTION,
-    IMAGES,
-    LEAST,
-    PROBE,
-    Candidate,
-    Plan,
-    Question,
-    Times,
-)
+from momentum_transfer.suites.choose.stages import CLASSIFICATION, DETECTION, IMAGES, Plan, Question, Times
 
 Kind = TypeVar("Kind")
 
@@ -76,10 +66,9 @@ def estimated(asked: Question, tested: int, side: int = 0, batch: int = 1) -> Pl
 
 
 def screen_seconds(asked: Question, images: int, side: int) -> float:
-    """Of the measures of all candidates, which are mostly features of so many images."""
+    """Seconds to measure all candidates, nearly all of which go into the features of ``images`` images."""
     speed = _operations_a_second()
-    each = {name: _operations(name, side) for name in {one.architecture for one in asked.candidates}}
-    return sum(1.5 + images * _SLOWER * each[one.architecture] / speed for one in asked.candidates)
+    return sum(1.5 + images * _SLOWER * _operations(one.architecture, side) / speed for one in asked.candidates)
 
 
 @lru_cache
@@ -110,13 +99,13 @@ def _operations_a_second() -> float:
     return 2.0 * 8 * 64 * 64 * 9 * 54 * 54 / max(min(seconds[1:]), 1e-6)
 
 
-def measured(asked: Question, stage: str, one: Candidate, wall: float) -> Times:
+def measured(asked: Question, stage: str, one: stages.Candidate, wall: float) -> Times:
     """The seconds of an iteration (an epoch, all that is searched included) and of the rest of a probe.
 
     ``wall``: seconds of the probe's command. InputError if it left no metrics.
     """
     folder = asked.out / "probes" / one.name / stage
-    length = PROBE[asked.kind]
+    length = stages.PROBE[asked.kind]
     if asked.kind == CLASSIFICATION:
         each = sum(line["seconds"] for file in sorted(folder.rglob("metrics.jsonl")) for line in loggers.read(file))
         each /= length
@@ -129,57 +118,50 @@ def measured(asked: Question, stage: str, one: Candidate, wall: float) -> Times:
 
 def _per_iteration(folder: Path) -> float:
     """Mean seconds of an iteration after the first, from the torchvision engine's lines or Detectron2's."""
-    if (folder / "metrics.jsonl").is_file():
-        lines = loggers.read(folder / "metrics.jsonl")
-        return float(lines[-1]["seconds"]) if lines else 0.0
-    if (folder / "metrics.json").is_file():
-        last = (folder / "metrics.json").read_text(encoding="utf-8").splitlines()[-1:]
-        return float(json.loads(last[0]).get("time", 0.0)) if last else 0.0
+    for name, key in (("metrics.jsonl", "seconds"), ("metrics.json", "time")):
+        if (folder / name).is_file():
+            lines = loggers.read(folder / name)
+            return float(lines[-1].get(key, 0.0)) if lines else 0.0
     return 0.0
 
 
 class _Machine(msgspec.Struct):
     """What of a question follows from this machine at this moment, and stays as it was when the choice began."""
 
-    settings: tuple[str, ...]
+    settings: tuple[Annotated[str, msgspec.Meta(pattern=r"^[^\0\ud800-\udfff]*\Z")], ...]  # as a command line holds it
     longest: Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
     workers: Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
 
 
-def keep_question(asked: Question) -> Question:
-    """Note the question in the output folder; a stopped choice gets the settings back that it began with.
+def as_begun(asked: Question) -> Question:
+    """The question, of a stopped choice with the settings that it began with.
 
     InputError if the folder holds another choice, with what differs, or its notes are damaged.
     """
     file = asked.out / _QUESTION
-    lists = [asked.out / "images" / f"{part}.txt" for part in ("train", "val")]
-    now = {**json.loads(json.dumps(asdict(asked), default=str)), "images": [sha256_of(file) for file in lists]}
-    before = _read(file, dict[str, Any])
-    if before is None:
-        write_text(file, json.dumps(now, indent=1))
+    if (before := _read(file, dict[str, Any])) is None:
         return asked
-    free = list(_Machine.__struct_fields__)
+    now, free = _noted(asked), list(_Machine.__struct_fields__)
     if (plan := _read(asked.out / _PLAN, Plan)) is None or not plan.timed:  # no length of a training follows from them
         free.append("minutes")
     if different := [key for key in now if key not in free and before.get(key) != now[key]]:
         key = different[0]
-        raise InputError(
-            f"{asked.out} holds another choice: its {key} was {shown(before.get(key))}, now it is {shown(now[key])}; "
-            "give another --out, or remove the folder"
-        )
-    write_text(file, json.dumps({**before, "minutes": now["minutes"]}, indent=1))
+        raise InputError(f"{asked.out} holds another choice: its {key} was {shown(before.get(key))}, now it is "
+                         f"{shown(now[key])}; give another --out, or remove the folder")  # fmt: skip
     machine = _as(before, _Machine, file)
-    if not _are_settings(machine.settings):
+    if len(machine.settings) % 2:
         raise _damaged(file)
     return replace(asked, **msgspec.structs.asdict(machine))
 
 
-def _are_settings(words: tuple[str, ...]) -> bool:
-    """Whether these are KEY VALUE pairs that a command line can hold."""
-    try:
-        return len(words) % 2 == 0 and all("\0" not in word and os.fsencode(word) for word in words)
-    except UnicodeEncodeError:
-        return False
+def keep_question(asked: Question) -> None:
+    """Note the question in its folder, where a choice begins that may be stopped."""
+    write_text(asked.out / _QUESTION, json.dumps(_noted(asked), indent=1))
+
+
+def _noted(asked: Question) -> dict[str, Any]:
+    lists = [asked.out / "images" / f"{part}.txt" for part in ("train", "val")]
+    return {**json.loads(json.dumps(asdict(asked), default=str)), "images": [sha256_of(file) for file in lists]}
 
 
 def _read(file: Path, kind: type[Kind]) -> Kind | None:
@@ -211,13 +193,13 @@ def make_plan(asked: Question, first: Plan, before: float) -> Plan:
     """
     file = asked.out / _PLAN
     if (kept := _read(file, Plan)) is not None:
-        names = {one.architecture for one in asked.everyone}
-        whole = set(kept.timed) <= set(asked.stages) and names <= kept.images.keys()
-        for stage in asked.stages:
-            whole = whole and names <= kept.times.get(stage, {}).keys()
-            whole = whole and kept.lengths.get(stage, 0) >= LEAST[asked.kind]
-        alive = {name for stage in kept.alive.values() for name in stage}
-        if not whole or not alive <= {one.name for one in asked.candidates}:
+        names, alive = {one.architecture for one in asked.everyone}, set().union(*kept.alive.values())
+        whole = set(kept.timed) <= set(asked.stages) and alive <= {one.name for one in asked.candidates}
+        whole = whole and names <= kept.images.keys() and all(
+            names <= kept.times.get(stage, {}).keys() and kept.lengths.get(stage, 0) >= stages.LEAST[asked.kind]
+            for stage in asked.stages
+        )  # fmt: skip
+        if not whole:
             raise _damaged(file)
         if kept.timed:
             return kept
@@ -226,17 +208,12 @@ def make_plan(asked: Question, first: Plan, before: float) -> Plan:
 
 
 def kept_screen(asked: Question, screen: Callable[[], Screen]) -> Screen:
-    """The ranking of a stopped choice, else a new one, which is kept; of a screen alone always a new one."""
+    """The ranking of a stopped choice, else a new one, which is kept."""
     file = asked.out / _SCREEN
-    if asked.candidates and (asked.out / _QUESTION).is_file() and (kept := _read(file, Screen)) is not None:
-        return kept
-    found = screen()
-    write_text(file, json.dumps(msgspec.to_builtins(found), indent=1))
+    if (found := _read(file, Screen)) is None:
+        found = screen()
+        write_text(file, json.dumps(msgspec.to_builtins(found), indent=1))
     return found
-
-
-def _pair(times: Times) -> tuple[float, float]:
-    return times.around, times.each
 
 
 class Progress:
@@ -282,19 +259,21 @@ class Progress:
     def _steps(self, stage: str, steps: Sequence[Step]) -> None:
         """Run a stage's commands; after each the time that is left, by how long they took so far."""
         begun, expected = time.monotonic(), self.plan.seconds(self.asked, stage)
-        later = sum(self.plan.seconds(self.asked, one) for one in self.asked.stages[self._after(stage) :])
+        later = sum(self.plan.seconds(self.asked, one) for one in self._after(stage))
         for count, step in enumerate(steps, start=1):
             run_chain([step], self.asked.out / "done.json", 1)
             self.keep()
             taken = time.monotonic() - begun
             rate = taken / count if taken > 1 else expected / len(steps)
-            left = rate * (len(steps) - count) + later
+            left = rate * (len(steps) - count)
+            left = max(left, min(left + later, 60 * self.asked.minutes - self.spent))  # later stages are fitted to it
             budget = f" of {self.asked.minutes:g}" if self.asked.trains else ""
             spent = f"{self.spent / 60:.1f}{budget} minutes spent"
             say(f"{stage}, {count} of {len(steps)}: {spent}, about {left / 60:.1f} left")
 
-    def _after(self, stage: str) -> int:
-        return 0 if stage == IMAGES else self.asked.stages.index(stage) + 1
+    def _after(self, stage: str) -> tuple[str, ...]:
+        """The stages that follow."""
+        return self.asked.stages[(IMAGES, *self.asked.stages).index(stage) :]
 
     def _time(self, stage: str) -> None:
         """Measure short trainings, the costliest architecture first, and fit the stage's length to what is left.
@@ -302,33 +281,30 @@ class Progress:
         Those that are not measured, because timing would take too much, are scaled as those that are.
         """
         asked, before = self.asked, self.plan.times[stage]
-        first: dict[str, Candidate] = {}
-        for one in sorted(self.plan.starts(asked, stage), key=lambda one: -before[one.architecture].each):
-            first.setdefault(one.architecture, one)
+        first = {one.architecture: one for one in reversed(self.plan.starts(asked, stage))}
         found: dict[str, Times] = {}
         begun, memory = self.spent, asked.out / "probes" / "done.json"
         room = _TIMING * (60 * asked.minutes - begun)
-        for name, one in first.items():
+        for name in sorted(first, key=lambda name: -before[name].each):
             if found and self.spent - begun > room / 2:
                 say(f"{stage}: the other architectures are not timed, but scaled as {', '.join(found)}")
                 break
-            step = stages.training_step(asked, one, stage, PROBE[asked.kind], probe=True)
+            step = stages.training_step(asked, first[name], stage, stages.PROBE[asked.kind], probe=True)
             run_chain([step], memory, 1)
-            found[name] = measured(asked, stage, one, json.loads(memory.read_text(encoding="utf-8"))[step.key])
-        scale = [sum(one) / sum(other) for one, other in zip(
-            zip(*map(_pair, found.values()), strict=True), zip(*(_pair(before[name]) for name in found), strict=True),
-            strict=True)]  # fmt: skip
-        for later in asked.stages[asked.stages.index(stage) :]:
-            known = self.plan.times[later]
-            scaled = {name: Times(one.around * scale[0], one.each * scale[1]) for name, one in known.items()}
-            self.keep(times={**self.plan.times, later: {**scaled, **(found if later == stage else {})}})
-        plan = stages.with_lengths(asked, self.plan, asked.stages[asked.stages.index(stage) :], self.spent)
-        self.keep(lengths=plan.lengths, timed=[*self.plan.timed, stage])
+            found[name] = measured(asked, stage, first[name], json.loads(memory.read_text(encoding="utf-8"))[step.key])
+        around = sum(one.around for one in found.values()) / sum(before[name].around for name in found)
+        each = sum(one.each for one in found.values()) / sum(before[name].each for name in found)
+        left = (stage, *self._after(stage))
+        times = {later: {name: Times(one.around * around, one.each * each) for name, one in known.items()}
+                 for later, known in self.plan.times.items() if later in left}  # fmt: skip
+        self.keep(times={**self.plan.times, **times, stage: {**times[stage], **found}})
+        lengths = stages.with_lengths(asked, self.plan, left, self.spent).lengths
+        self.keep(lengths=lengths, timed=[*self.plan.timed, stage])
         self.show()
 
     def _better(self, stage: str, names: list[str]) -> list[str]:
         """The candidates of the next stage: of a screened choice the better half by this stage's scores."""
-        following = (IMAGES, *self.asked.stages)[self._after(stage) + 1 :]
+        following = self._after(stage)[:1]
         count = self.asked.counts_of()[following[0]] if following else len(names)
         wanted = {"frozen": ("coco/bbox", "AP"), IMAGES: ("linear", "top1")}.get(stage)
         if count >= len(names) or wanted is None:
@@ -337,7 +313,7 @@ class Progress:
         for line in read_records(self.asked.results)[0]:
             if (line["task"], line["metric"]) == wanted and line["value"] is not None:
                 scores.setdefault(line["checkpoint"]["name"], []).append(line["value"])
-        means = {name: sum(scores.get(name, [0.0])) / len(scores.get(name, [0.0])) for name in names}
+        means = {name: fmean(scores.get(name, [0.0])) for name in names}
         kept = sorted(names, key=lambda name: -means[name])[:count]
         say(f"after {stage} {', '.join(kept)} go on: " + ", ".join(f"{name} {means[name]:.1f}" for name in names))
         return [name for name in names if name in kept]

@@ -5,9 +5,9 @@ many boxes of the same sizes beside them as a class "background", so that a set 
 LogME says of classes and of the boxes' coordinates is averaged, the idea of TLogME (Fouquet et al., arXiv 2306.15306)
 and Det-LogME (Wang et al., arXiv 2403.09432, which matches boxes to a detector's pyramid instead).
 
-The interval of a rank is the middle 95 % over resamples of the images, the same for all: bootstraps of the outcomes of
-images; for other measures random halves, whose spread is a bootstrap's (variances 2/N − 1/N and 1/N), because an image
-that is there twice is evidence that it is not: LogME of D ≥ N features would grow without bound. LiDAR's has no width.
+The interval of a rank is the middle 95 % over resamples of the images, the same for all candidates. Means over images
+are bootstrapped. Other measures are computed on random halves: their variance, 2/N − 1/N, is a bootstrap's, and no
+image is there twice (LogME of D ≥ N features grows without bound). LiDAR is not resampled: its interval has no width.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -74,10 +74,8 @@ def sample_of_files(files: LabelledFiles, seed: int) -> Sample:
     if len(np.unique(labels)) < 2:
         raise InputError(f"expected images of two classes or more, found {counted(len(set(labels)), 'class')}")
     if len(labels) < 2 * len(files.classes):
-        raise InputError(
-            f"expected at least two training images a class to rank by, found {counted(len(labels), 'image')} of "
-            f"{counted(len(files.classes), 'class')}; give more images, or fewer classes"
-        )
+        found = f"{counted(len(labels), 'image')} of {counted(len(files.classes), 'class')}"
+        raise InputError(f"expected at least two training images a class to rank by, found {found}; give more images")
     order = np.random.default_rng(seed).permutation(len(labels))
     turn = np.empty(len(labels), dtype=int)  # how many of its class come before an image
     for label in np.unique(labels):
@@ -132,9 +130,7 @@ def _read(paths: Sequence[Path]) -> tuple[PIL.Image.Image, ...]:
         images.append(read_rgb(path))
         images[-1].thumbnail((_KEPT, _KEPT))
     if len({(image.size, image.tobytes()) for image in images}) == 1:
-        raise InputError(
-            f"expected images that differ, found the same {len(images)} times; check --train: were they copied?"
-        )
+        raise InputError(f"expected images that differ, found the same {len(images)} times; check --train for copies")
     return tuple(images)
 
 
@@ -153,9 +149,7 @@ def measure(source: SourceBackbone, sample: Sample, side: int | None = None) -> 
     InputError: it has no maps for regions, or its features are not finite or the same for all images.
     """
     features, views = _features(source, sample, side)
-    data = FeatureSet(features, sample.labels, source.name, source.sha256)
-    check(data)
-    check_vary(data)
+    _check(source, features)
     rows = features.astype(np.float64)
     hits = {name: each(rows, sample.labels) for name, each in HITS.items()}
     values = {name: 100 * float(each.mean()) for name, each in hits.items()}
@@ -239,11 +233,12 @@ class _Regions:
 
 def check_features(source: SourceBackbone, paths: Sequence[Path]) -> None:
     """InputError where a network's features of a few images are not finite, or the same for all of them."""
-    images = tuple(read_rgb(path) for path in paths)
-    features, _ = _features(
-        source, Sample(images, np.arange(len(images)), np.arange(len(images)), 0), None, views=False
-    )
-    data = FeatureSet(features, np.arange(len(images)), source.name, source.sha256)
+    rows = np.arange(len(paths))
+    _check(source, _features(source, Sample(tuple(map(read_rgb, paths)), rows, rows, 0), None, views=False)[0])
+
+
+def _check(source: SourceBackbone, features: np.ndarray) -> None:
+    data = FeatureSet(features, np.arange(len(features)), source.name, source.sha256)
     check(data)
     check_vary(data)
 

@@ -151,6 +151,8 @@ def training_step(asked: Question, one: Candidate, stage: str, length: int, prob
     return Step(title, [*command, *_flat(settings)])
 
 
+#: What makes a training of its kind shorter.
+_SMALLER = {DETECTION: "smaller images (INPUT.MIN_SIZE_TRAIN '[128]' INPUT.MIN_SIZE_TEST 128), "}
 _Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 
 
@@ -165,9 +167,6 @@ class Times(msgspec.Struct, frozen=True):
         return self.around + length * self.each
 
 
-_Names = dict[str, list[str]]
-
-
 class Plan(msgspec.Struct, frozen=True):
     """Length of every stage, times[stage][architecture] that it follows from, the images' seconds[architecture].
 
@@ -179,7 +178,7 @@ class Plan(msgspec.Struct, frozen=True):
     times: dict[str, dict[str, Times]]
     images: dict[str, _Seconds] = {}
     timed: list[str] = []
-    alive: _Names = {}
+    alive: dict[str, list[str]] = {}
     spent: _Seconds = 0.0
 
     def starts(self, asked: Question, stage: str) -> tuple[Candidate, ...]:
@@ -187,10 +186,9 @@ class Plan(msgspec.Struct, frozen=True):
         if stage in self.alive:
             return asked.starts(self.alive[stage])
 
-        def cost(one: Candidate) -> float:
-            return -(self.images if stage == IMAGES else _each(self.times[stage]))[one.architecture]
-
-        return asked.starts([one.name for one in sorted(asked.candidates, key=cost)[: asked.counts_of()[stage]]])
+        cost = self.images if stage == IMAGES else {name: one.each for name, one in self.times[stage].items()}
+        costly = sorted(asked.candidates, key=lambda one: -cost[one.architecture])
+        return asked.starts([one.name for one in costly[: asked.counts_of()[stage]]])
 
     def seconds(self, asked: Question, stage: str) -> float:
         """Seconds of a stage for its starts and trials."""
@@ -200,13 +198,10 @@ class Plan(msgspec.Struct, frozen=True):
         return asked.trials * sum(self.times[stage][one.architecture].of(self.lengths[stage]) for one in starts)
 
     def fitted(self, asked: Question, stage: str, seconds: float) -> int:
-        """The longest trainings of a stage that fit, the same for every start; less than the least if none fits.
-
-        ``seconds``: what is left for this stage and the later ones; all of it for the last one, else a third.
-        """
+        """The longest trainings of a stage, the same for every start, within its part of ``seconds``; or the least."""
         around, each = self._sums(asked, stage)
         room = seconds * _fraction(asked, stage) / asked.trials - around
-        return min(math.floor(room / each), asked.longest)
+        return max(min(math.floor(room / each), asked.longest), LEAST[asked.kind])
 
     def needed(self, asked: Question, stages: Sequence[str], before: float) -> float:
         """Minutes that do for the shortest useful trainings of these stages after ``before`` seconds."""
@@ -223,30 +218,30 @@ class Plan(msgspec.Struct, frozen=True):
         return sum(one.around for one in known), sum(one.each for one in known)
 
 
-def _each(times: Mapping[str, Times]) -> dict[str, float]:
-    return {name: one.each for name, one in times.items()}
-
-
 def _fraction(asked: Question, stage: str) -> float:
+    """The part of the seconds that are left which a stage may take."""
     return 1.0 if stage == asked.stages[-1] else 1 / 3
 
 
 def with_lengths(asked: Question, plan: Plan, stages: Sequence[str], before: float) -> Plan:
     """The plan with the lengths of these stages that fit after ``before`` seconds.
 
-    InputError if none fits, unless a stage was trained already: then the shortest.
+    InputError if the shortest useful ones do not fit, unless a stage was trained already.
     """
     needed = plan.needed(asked, stages, before)
     if needed > asked.minutes + 1e-9 and not plan.timed:
         starts = len(plan.starts(asked, stages[-1] if stages else IMAGES))
+        advice = f"give more, {_SMALLER.get(asked.kind, '')}fewer weights, or --probes-only, or --screen alone"
+        if plan.alive:
+            advice = "this machine is slower than estimated; the same command with more minutes goes on from here"
         raise InputError(
             f"expected --minutes of at least {math.ceil(needed)} for {counted(starts, 'start')} and "
             f"{counted(asked.trials, 'trial')}, found {asked.minutes:g}; {before / 60:.1f} of them are before any "
-            "training; give more, fewer weights, or --probes-only, or --screen alone"
+            f"training; {advice}"
         )
     left, lengths = 60 * asked.minutes - before, dict(plan.lengths)
     for stage in stages:
-        lengths[stage] = max(plan.fitted(asked, stage, left), LEAST[asked.kind])
+        lengths[stage] = plan.fitted(asked, stage, left)
         plan = msgspec.structs.replace(plan, lengths=dict(lengths))
         left -= plan.seconds(asked, stage)
     return plan
@@ -265,7 +260,7 @@ def rows(asked: Question, plan: Plan) -> list[Sequence[str]]:
     for stage in (IMAGES, *asked.stages):
         starts, minutes = plan.starts(asked, stage), f"{plan.seconds(asked, stage) / 60:.1f}"
         if stage == IMAGES:
-            rows.append((probes, f"features of {images}, {asked.image_size} px", str(len(starts)), minutes))
+            rows = [(probes, f"features of {images}, {asked.image_size} px", str(len(starts)), minutes)]
             continue
         around = asked.trials * sum(plan.times[stage][one.architecture].around for one in starts)
         length = f"{plan.lengths[stage]} {'iterations' if detection else 'epochs'}"

@@ -8,7 +8,7 @@ import pytest
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.records import append, make_record
 from momentum_transfer.suites.choose import run
-from momentum_transfer.suites.choose.run import Progress, estimated, keep_question, make_plan, measured
+from momentum_transfer.suites.choose.run import Progress, as_begun, estimated, keep_question, make_plan, measured
 from momentum_transfer.suites.choose.stages import CLASSIFICATION, DETECTION, IMAGES, Candidate, Plan, Question, Times
 
 
@@ -25,9 +25,11 @@ def asked(folder: Path, **changes) -> Question:
 
 def test_a_stopped_choice_keeps_what_the_machine_was_when_it_began(tmp_path: Path):
     first = asked(tmp_path)
-    assert keep_question(first) == first
-    again = keep_question(asked(tmp_path, settings=("A", "9"), longest=7, workers=5))
+    assert as_begun(first) == first
+    keep_question(first)
+    again = as_begun(asked(tmp_path, settings=("A", "9"), longest=7, workers=5))
     assert again == first
+    keep_question(again)
     assert json.loads((tmp_path / "question.json").read_text())["workers"] == 2
 
 
@@ -38,7 +40,12 @@ def test_a_stopped_choice_keeps_what_the_machine_was_when_it_began(tmp_path: Pat
 def test_another_choice_in_the_same_folder_is_refused_with_what_differs(changes, key, tmp_path: Path):
     keep_question(asked(tmp_path))
     with pytest.raises(InputError, match=f"holds another choice: its {key} was .*, now it is"):
-        keep_question(asked(tmp_path, **changes))
+        as_begun(asked(tmp_path, **changes))
+
+
+def test_a_choice_that_was_refused_or_only_planned_holds_no_folder(tmp_path: Path):
+    as_begun(asked(tmp_path))
+    assert as_begun(asked(tmp_path, image_size=32)).image_size == 32
 
 
 def test_other_images_are_another_choice(tmp_path: Path):
@@ -46,19 +53,19 @@ def test_other_images_are_another_choice(tmp_path: Path):
     now = asked(tmp_path)
     (tmp_path / "images/val.txt").write_text("more.png 0\n")
     with pytest.raises(InputError, match="holds another choice: its images was"):
-        keep_question(now)
+        as_begun(now)
 
 
 def test_minutes_may_change_until_there_is_a_plan_for_them(tmp_path: Path):
     keep_question(asked(tmp_path))
-    assert keep_question(asked(tmp_path, minutes=20.0)).minutes == 20
+    keep_question(as_begun(asked(tmp_path, minutes=20.0)))
     assert json.loads((tmp_path / "question.json").read_text())["minutes"] == 20
     (tmp_path / "plan.json").write_text('{"lengths": {}, "times": {}}')
-    assert keep_question(asked(tmp_path, minutes=20.0)).minutes == 20
+    assert as_begun(asked(tmp_path, minutes=20.0)).minutes == 20
     (tmp_path / "plan.json").write_text('{"lengths": {}, "times": {}, "timed": ["finetuned"]}')
-    assert keep_question(asked(tmp_path, minutes=20.0)).minutes == 20
+    assert as_begun(asked(tmp_path, minutes=20.0)).minutes == 20
     with pytest.raises(InputError, match=r"its minutes was 20\.0, now it is 30\.0"):
-        keep_question(asked(tmp_path, minutes=30.0))
+        as_begun(asked(tmp_path, minutes=30.0))
 
 
 @pytest.mark.parametrize(
@@ -70,10 +77,10 @@ def test_damaged_notes_are_refused(changes, tmp_path: Path):
     file = tmp_path / "question.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
     with pytest.raises(InputError, match="as a choice wrote it, found something else; remove the folder"):
-        keep_question(asked(tmp_path))
+        as_begun(asked(tmp_path))
     file.write_text("{")
     with pytest.raises(InputError, match="as a choice wrote it"):
-        keep_question(asked(tmp_path))
+        as_begun(asked(tmp_path))
 
 
 def lines(folder: Path, *seconds: float, name: str = "metrics.jsonl") -> None:
@@ -201,6 +208,18 @@ def test_only_as_much_is_timed_as_the_budget_bears_and_the_rest_is_scaled(ran, m
     assert found["frozen"] == {"resnet50": Times(18.0, 2.0), "resnet18": Times(6.0 * 1.5, 1.0 * 0.5)}
     assert found["finetuned"] == {"resnet50": Times(18.0, 2.0), "resnet18": Times(9.0, 0.5)}
     assert progress.plan.timed == ["frozen"]
+
+
+def test_the_time_left_counts_on_later_stages_that_are_fitted_to_the_minutes(ran, monkeypatch, caplog, tmp_path: Path):
+    question = asked(tmp_path)
+    progress = Progress(question, make_plan(question, first_plan(question), 0.0))
+    clock = iter(range(0, 10**6, 40))  # every look at the clock takes 40 s
+    monkeypatch.setattr(run.time, "monotonic", lambda: next(clock) + progress._begun)
+    with caplog.at_level("INFO", "momentum_transfer"):
+        progress._steps(IMAGES, run.stages.image_steps(question, question.everyone)[:2])
+    # 120 s of ten minutes at the third look; as planned, 80 s of images and 471 s of fine-tuning would follow
+    assert progress.plan.seconds(question, "finetuned") == 471
+    assert "images, 1 of 2: 2.7 of 10 minutes spent, about 8.0 left" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "text"), [("metrics.jsonl", ""), ("metrics.json", '{"loss": 1.0}\n')])
