@@ -6,18 +6,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.backbones.build import named_architecture, own_input
-from momentum_transfer.core import distributed
-from momentum_transfer.core.checkpoints import CheckpointFolder, load
+from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say
-from momentum_transfer.core.settings import learned_settings, value_of, with_values
+from momentum_transfer.core.settings import value_of, with_values
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.pretrain.methods import build_method
-from momentum_transfer.pretrain.pipeline import worker_views
+from momentum_transfer.pretrain.pipeline import measured, worker_views
 
 #: What the budget decides, unless it was given.
 _FITTED = ("DATA.IMAGE_SIZE", "SOLVER.BATCH_SIZE", "SOLVER.STEPS", "SOLVER.WARMUP_EPOCHS")
@@ -41,13 +39,7 @@ def settle_budget(
     if not cfg.RUN.MINUTES:
         return cfg
     free = [key for key in _FITTED if preset is None or value_of(cfg, key) == value_of(preset, key)]
-    if (last := checkpoints.last()) is not None:
-        before = learned_settings(load(last)["config"])
-        return with_values(cfg, {key: before[key] for key in free if key in before})
-    found: list[Any] = [_fitted(cfg, free, images, device) if distributed.is_main() else {}]
-    if distributed.is_distributed():
-        dist.broadcast_object_list(found, device=device if device.type == "cuda" else None)
-    return with_values(cfg, found[0])
+    return measured(cfg, free, lambda: _fitted(cfg, free, images, device), device, checkpoints)
 
 
 def _fitted(cfg: CfgNode, free: Sequence[str], images: LabelledImages, device: torch.device) -> dict[str, Any]:

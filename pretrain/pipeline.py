@@ -49,19 +49,11 @@ def build_images(cfg: CfgNode, split: str, *, held_out: bool = False) -> Labelle
             say(f"{len(unlabelled)} images of {data.ROOT}, without labels")
             return select(unlabelled, sample_fraction=data.SAMPLE_FRACTION, seed=cfg.SEED)
     return build_dataset(
-        data.NAME,
-        data.ROOT or None,
-        split,
-        file_list=data.FILE_LIST or None,
-        image_size=data.IMAGE_SIZE,
-        variant=data.VARIANT,
-        class_fraction=data.CLASS_FRACTION,
-        sample_fraction=1.0 if held_out else data.SAMPLE_FRACTION,
-        long_tail=1.0 if held_out else data.LONG_TAIL,
-        taxonomy=data.TAXONOMY or None,
-        seed=cfg.SEED,
+        data.NAME, data.ROOT or None, split, file_list=data.FILE_LIST or None, image_size=data.IMAGE_SIZE,
+        variant=data.VARIANT, class_fraction=data.CLASS_FRACTION, taxonomy=data.TAXONOMY or None, seed=cfg.SEED,
+        sample_fraction=1.0 if held_out else data.SAMPLE_FRACTION, long_tail=1.0 if held_out else data.LONG_TAIL,
         max_unreadable=data.MAX_UNREADABLE,
-    )
+    )  # fmt: skip
 
 
 def evaluation_images(cfg: CfgNode, images: LabelledImages) -> EvaluationImages:
@@ -176,13 +168,21 @@ def settle_views(
     if cfg.DATA.VIEWS_ON != "auto":
         return cfg
     key = "DATA.VIEWS_ON"
-    last = checkpoints.last()
-    if last is not None:
-        return with_values(cfg, {key: learned_settings(load(last)["config"])[key]})
-    choice = [_faster(cfg, images, micro_batch, device) if distributed.is_main() else ""]
+    return measured(cfg, [key], lambda: {key: _faster(cfg, images, micro_batch, device)}, device, checkpoints)
+
+
+def measured(
+    cfg: CfgNode, keys: Sequence[str], measure: Callable[[], dict[str, Any]], device: torch.device,
+    checkpoints: CheckpointFolder,
+) -> CfgNode:  # fmt: skip
+    """A copy of the settings with the values that rank 0 measures; a resumed run keeps those of ``keys`` it has."""
+    if (last := checkpoints.last()) is not None:
+        before = learned_settings(load(last)["config"])
+        return with_values(cfg, {key: before[key] for key in keys if key in before})
+    found: list[Any] = [measure() if distributed.is_main() else {}]
     if distributed.is_distributed():
-        dist.broadcast_object_list(choice, device=device if device.type == "cuda" else None)
-    return with_values(cfg, {key: choice[0]})
+        dist.broadcast_object_list(found, device=device if device.type == "cuda" else None)
+    return with_values(cfg, found[0])
 
 
 def _faster(cfg: CfgNode, images: LabelledImages, micro_batch: int, device: torch.device) -> str:

@@ -131,15 +131,10 @@ def prepare(cfg: CfgNode, device: torch.device, checkpoints: CheckpointFolder, p
     torch.manual_seed(cfg.SEED + 1 + distributed.rank())
     solver = cfg.SOLVER
     optimizer = build_optimizer(
-        method,
-        solver.OPTIMIZER,
-        lr=plan.base_lr,
-        momentum=solver.MOMENTUM,
-        weight_decay=solver.WEIGHT_DECAY,
-        eta=solver.ETA,
-        fixed_lr="predictor" if solver.FIXED_PREDICTOR_LR else "",
+        method, solver.OPTIMIZER, lr=plan.base_lr, momentum=solver.MOMENTUM, weight_decay=solver.WEIGHT_DECAY,
+        eta=solver.ETA, fixed_lr="predictor" if solver.FIXED_PREDICTOR_LR else "",
         factors=start.factors() if start else None,
-    )
+    )  # fmt: skip
     scaler = GradScaler(device.type, enabled=cfg.RUN.PRECISION == "fp16")
     monitor = _knn_monitor(cfg, images, device)
     return Run(cfg, device, plan, images, batches, method, optimizer, scaler, start, monitor)

@@ -76,14 +76,12 @@ class OpenCvCrop:
     """PIL RGB image -> PIL image: torchvision's RandomResizedCrop and RandomHorizontalFlip."""
 
     size: int
-    scale: tuple[float, float] = (0.08, 1.0)
-    flip: float = 0.5
 
     def __post_init__(self) -> None:
         opencv()
 
     def __call__(self, image: PIL.Image.Image) -> PIL.Image.Image:
-        return PIL.Image.fromarray(random_crop(np.array(image), self.size, self.scale, self.flip))
+        return PIL.Image.fromarray(random_crop(np.array(image), self.size, scale=(0.08, 1.0), flip=0.5))
 
 
 def grey(pixels: Pixels) -> Pixels:
