@@ -94,8 +94,8 @@ def settings_hash(cfg: CfgNode) -> str:
 
 
 def about_network(architecture: AnyArchitecture) -> dict[str, str]:
-    """What identifies another network than a ResNet in records: its architecture and its input."""
-    if isinstance(architecture, Architecture):
+    """What identifies another network than a plain ResNet in records: its architecture and its input."""
+    if isinstance(architecture, Architecture) and architecture.style == "pytorch":
         return {}
     own = own_input(architecture)
     return {"architecture": str(architecture), **({} if own is None else {"input": str(own)})}

@@ -95,6 +95,8 @@ def read_start(cfg: CfgNode, preset: CfgNode | None = None) -> Start | None:
     named = asked if isinstance(asked, TimmArchitecture) and not follows else None
     source = load_backbone(model.WEIGHTS, architecture=named)
     found = source.architecture
+    if isinstance(found, Architecture) and found.style != "pytorch":
+        raise InputError(f"expected weights of torchvision's style to go on with, found {found}; give other weights")
     if follows:
         asked = found
     same = found == asked

@@ -15,6 +15,7 @@ from sizes; the same command resumes a stopped choice. One page recommends, or s
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def main(args: argparse.Namespace) -> None:
         if args.screen:
             take = screening.sample_of_boxes if data.side else screening.sample_of_files
             sample = take(data.parts["train"], args.seed)
-        check = None if args.screen else partial(screening.check_features, paths=data.some)
+        check = partial(_check, paths=[] if args.screen else data.some, detectors=bool(data.side) and trains)
         found, size, left_out = reading.read_candidates(args.weights, args.image_size, check, not alone_screen)
         question = Question(
             out, candidates=found, image_size=size, minutes=args.minutes or (60.0 if trains else 1e6), seed=args.seed,
@@ -89,6 +90,19 @@ def main(args: argparse.Namespace) -> None:
     for sentence in sentences:
         say(sentence)
     say(f"wrote {page}" + ("" if alone_screen else f"; the records of all stages are in {question.results}"))
+
+
+def _check(source: Any, paths: Sequence[Path], detectors: bool) -> None:
+    """InputError for weights that cannot be used: features of a few images are looked at, and what detectors take."""
+    from momentum_transfer.suites.choose.screen import check_features
+
+    if detectors and getattr(source.architecture, "style", "pytorch") != "pytorch":
+        raise InputError(
+            f"expected a network that the detectors here train, found {source.architecture}; --screen or --probes-only "
+            "takes it"
+        )
+    if paths:
+        check_features(source, paths)
 
 
 def _open(args: argparse.Namespace, out: Path) -> Any:

@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.lowshot.config import get_cfg
-from momentum_transfer.lowshot.identity import Score, Subject, settings_hash
+from momentum_transfer.lowshot.identity import Score, Subject, about_network, settings_hash
 
 
 def test_where_and_how_an_evaluation_works_is_no_other_experiment():
@@ -22,6 +23,11 @@ def test_map_with_and_without_the_envelope_are_two_experiments():
     enveloped = settings_hash(cfg)
     cfg.SVM.PRESET = "voc07-sklearn"
     assert settings_hash(cfg) != enveloped
+
+
+def test_a_resnet_in_another_style_is_another_network_in_records():
+    assert about_network(Architecture("resnet50")) == {}
+    assert about_network(Architecture("resnet50", style="caffe")) == {"architecture": "resnet50?style=caffe"}
 
 
 def test_the_hash_leaves_the_settings_as_they_are():

@@ -56,7 +56,7 @@ def checkpoint(tmp_path):
 def evaluate(suite, checkpoint, *words):
     output = suite.parent / "out"
     ended = run_tool("evaluate", "--suite", suite, "--weights", checkpoint, "--output", output, "--gpus", 0, *words)
-    return ended, " ".join(ended.stdout.replace("│", " ").split())
+    return ended, " ".join(ended.stdout.split())
 
 
 def test_all_refusals_of_a_plan_come_together_before_anything_starts(suite, checkpoint, monkeypatch):

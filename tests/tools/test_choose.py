@@ -216,6 +216,25 @@ def small_scenes(folder: Path, count: int) -> Path:
     return folder
 
 
+def test_a_network_that_the_detectors_do_not_train_is_left_out_of_their_choice(tmp_path):
+    caffe = Architecture("resnet50", 4, style="caffe")
+    files = []
+    for name, architecture in (
+        ("zoo", caffe),
+        ("one", Architecture("resnet50", 4)),
+        ("two", Architecture("resnet10", 4)),
+    ):
+        state = build_resnet(architecture).state_dict()
+        files.append(tmp_path / f"{name}.safetensors")
+        write(files[-1], state, architecture, {})
+    words = ["--train", small_scenes(tmp_path / "scenes", 12), "--split", 0.5, "--out", tmp_path / "out", "--dry-run"]
+    left_out = "expected a network that the detectors here train, found resnet50?width=4&style=caffe"
+    ended = choose("--weights", *files, "--minutes", 60, *words)
+    assert left_out in ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    assert left_out not in choose("--weights", *files, "--screen", *words).stderr
+
+
 @pytest.mark.slow
 def test_a_detection_set_ends_in_a_verdict(weights, tmp_path):
     scenes = small_scenes(tmp_path / "scenes", 12)
