@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from momentum_transfer.backbones.build import metadata_of
 from momentum_transfer.backbones.convert import export_backbone, write
 from momentum_transfer.backbones.norms.batch_norm import use_fused_sync
 from momentum_transfer.backbones.read import load_backbone
@@ -211,7 +212,9 @@ def test_weights_that_cannot_be_continued_are_refused_before_images_are_read(set
 def test_weights_in_caffes_style_do_not_go_on_as_another_network(tiny_cfg, tmp_path):
     torch.manual_seed(5)
     architecture = Architecture("resnet50", 4, style="caffe")
-    write(tmp_path / "zoo.safetensors", build_resnet(architecture).state_dict(), architecture, {})
+    write(
+        tmp_path / "zoo.safetensors", build_resnet(architecture).state_dict(), architecture, metadata_of(architecture)
+    )
     cfg = tiny_cfg({"MODEL.ARCH": "resnet50", "MODEL.WEIGHTS": tmp_path / "zoo.safetensors"})
     with pytest.raises(InputError, match=r"torchvision's style to go on with, found resnet50\?width=4&style=caffe"):
         begun(cfg)

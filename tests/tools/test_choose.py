@@ -9,6 +9,7 @@ import PIL.Image
 import pytest
 import torch
 
+from momentum_transfer.backbones.build import metadata_of
 from momentum_transfer.backbones.convert import write
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.records import read
@@ -226,7 +227,7 @@ def test_a_network_that_the_detectors_do_not_train_is_left_out_of_their_choice(t
     ):
         state = build_resnet(architecture).state_dict()
         files.append(tmp_path / f"{name}.safetensors")
-        write(files[-1], state, architecture, {})
+        write(files[-1], state, architecture, metadata_of(architecture))
     words = ["--train", small_scenes(tmp_path / "scenes", 12), "--split", 0.5, "--out", tmp_path / "out", "--dry-run"]
     left_out = "expected a network that the detectors here train, found resnet50?width=4&style=caffe"
     ended = choose("--weights", *files, "--minutes", 60, *words)
