@@ -159,7 +159,8 @@ class ProgressLine:
 
 
 @contextlib.contextmanager
-def _standing(line: Callable[[], None]) -> Iterator[None]:
+def standing(line: Callable[[], None]) -> Iterator[None]:
+    """A block within which ``line`` is what `never_silent` logs."""
     _stands.append(line)
     try:
         yield
@@ -169,7 +170,12 @@ def _standing(line: Callable[[], None]) -> Iterator[None]:
 
 def silent() -> contextlib.AbstractContextManager[None]:
     """A block without lines of `never_silent`: the user is asked, or another process shows what it does."""
-    return _standing(lambda: None)
+    return standing(lambda: None)
+
+
+def _silence(every: float, elapsed: float) -> float:
+    """Seconds without a line that are allowed: a sixtieth of those so far, so that a day's log stays readable."""
+    return max(every, elapsed / 60)
 
 
 @contextlib.contextmanager
@@ -180,12 +186,13 @@ def never_silent(what: str = "working,", every: float = PLAIN_INTERVAL) -> Itera
 
     def tick() -> None:
         while not ended.wait(min(every, 0.25)):
-            if time.monotonic() - _Terminal.last >= every:
+            now = time.monotonic()
+            if now - _Terminal.last >= _silence(every, now - begun):
                 _Terminal.last = time.monotonic()  # a bar logs nothing
                 _stands[-1]()
 
     thread = threading.Thread(target=tick, daemon=True)
-    with _standing(lambda: say(f"{what} {time.monotonic() - begun:.0f} s so far")):
+    with standing(lambda: say(f"{what} {time.monotonic() - begun:.0f} s so far")):
         thread.start()
         try:
             yield

@@ -23,7 +23,7 @@ from pathlib import Path
 from momentum_transfer.core import run_lock
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
 from momentum_transfer.core.errors import AGAIN, InputError, shown
-from momentum_transfer.core.log import say
+from momentum_transfer.core.log import duration, say, standing
 from momentum_transfer.suites.attempt import Outcome, alone, done_before, node_lock, note_end, start, start_part
 from momentum_transfer.suites.task import Job
 
@@ -64,7 +64,7 @@ def run_local(
     first = shard.first(len(jobs)) if shard else 0
     run.several = [job for job in jobs if job.task.nodes > 1]
     run.waiting = [job for job in (*jobs[first:], *jobs[:first]) if job.title not in run.outcomes]
-    with stop_signals("waiting for the running tasks to save") as stop:
+    with stop_signals("waiting for the running tasks to save") as stop, standing(lambda: say(run.stand(len(jobs)))):
         try:
             run.to_the_end(stop)
         finally:
@@ -84,6 +84,11 @@ class _Run:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     running: dict[int, "_Running"] = field(default_factory=dict)
     several: list[Job] = field(default_factory=list)
+
+    def stand(self, count: int) -> str:
+        """How far the plan of ``count`` jobs is."""
+        seconds = sorted(duration(time.monotonic() - task.began) for task in list(self.running.values()))
+        return f"{len(self.outcomes)} of {count} tasks ended, {len(seconds)} running ({', '.join(seconds)} so far)"
 
     def to_the_end(self, stop: StopSignal) -> None:
         """Start jobs as slots are free until all have ended."""

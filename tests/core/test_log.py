@@ -126,6 +126,11 @@ def test_a_line_comes_while_nothing_is_said_and_none_while_lines_come(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_a_block_of_hours_may_be_silent_for_longer():
+    assert [log._silence(4.5, elapsed) for elapsed in (0, 60, 270)] == [4.5] * 3
+    assert [log._silence(4.5, elapsed) for elapsed in (600, 3600)] == [10, 60]
+
+
 def test_no_line_comes_while_another_process_speaks(capsys):
     with log.never_silent(every=0.01), log.silent():
         time.sleep(0.2)

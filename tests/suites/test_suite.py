@@ -17,6 +17,7 @@ import momentum_transfer.transfer.config
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import weights_name
+from momentum_transfer.core.log import never_silent, speaking
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.lowshot.evaluations import ON_FEATURES, ON_IMAGES
 from momentum_transfer.report.reference import load_tables, published
@@ -99,6 +100,15 @@ def test_parallel_jobs_run_at_the_same_time_and_respect_needs(tmp_path: Path, we
     ends = {job.title: (job.folder / "suite_state.json").stat().st_mtime_ns for job in jobs}
     assert ends["momentum2: task0"] < ends["momentum2: task1"]
     assert sorted(words(output)) == ["word0", "word0", "word1", "word1", "word2", "word2"]
+
+
+def test_a_suite_says_how_many_tasks_have_ended_while_nothing_else_is_said(tmp_path: Path, weights, capsys):
+    path = write_suite(tmp_path, {}, {"needs": "task0"})
+    with speaking(), never_silent(every=0.02):
+        run_local(plan(load_suite(path), weights[:1], tmp_path / "out"))
+    said = capsys.readouterr().out
+    assert "0 of 2 tasks ended, 1 running (0 s so far)" in said
+    assert "1 of 2 tasks ended, 1 running (0 s so far)" in said
 
 
 def test_stopped_by_a_signal_ends_the_running_task_and_goes_on_later(tmp_path: Path, weights):
