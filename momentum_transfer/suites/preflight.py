@@ -28,13 +28,14 @@ class Shared:
 
     Attributes:
         data: opened data sets by their settings. space: folder and what is kept there -> bytes.
-        waits: whether the command at hand comes after others, which may make its weights.
+        waits: whether the command at hand comes after others, which may make its weights; unmade: if one has not ended.
         unread: reasons why its weights could not be read.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
     space: dict[tuple[Path, str], int] = field(default_factory=dict)
     waits: bool = False
+    unmade: bool = False
     unread: list[str] = field(default_factory=list)
     _made: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     _known: dict[tuple[str, ...], Any] = field(default_factory=dict)
@@ -55,7 +56,8 @@ class Shared:
         try:
             return self.backbone(weights, reader, **options)
         except InputError as error:
-            self.unread.append(str(error))
+            if not (self.unmade and Path(file).is_dir()):  # of a run that failed, or was stopped, before its checkpoint
+                self.unread.append(str(error))
             return None
 
     def backbone(self, weights: str, reader: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -115,7 +117,7 @@ def _disks(space: Mapping[tuple[Path, str], int]) -> dict[Path, int]:
 
 def _of(job: Job, tool: Any, shared: Shared) -> Iterator[tuple[str, str]]:
     shared.unread.clear()
-    shared.waits = bool(job.needs)
+    shared.waits, shared.unmade = bool(job.needs), not all(need.done() for need in job.needs)
     parser = tool.parser()
     parser.error = partial(_refuse, job)
     try:

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from dataclasses import replace
 
 import pytest
 import torch
@@ -127,6 +128,29 @@ def test_what_only_this_machine_lacks_stops_no_plan_for_another(suite, checkpoin
 def test_what_is_submitted_is_cancelled_whatever_the_plan_refuses(suite, checkpoint):
     ended, text = evaluate(suite, checkpoint, "--slurm", "--cancel")
     assert (ended.returncode, "cancelled: 0 tasks" in text) == (0, True)
+
+
+def test_the_folder_of_a_pretraining_that_failed_refuses_nothing(tmp_path):
+    knn = "tools/lowshot.py knn --config smoke/lowshot_digits --weights {weights} --results {results}"
+    content = {
+        "name": "s",
+        "pretrain": {"config": "configs/smoke/momentum2_digits.yaml", "variants": {"a": {}}},
+        "tasks": [{"name": "knn", "command": knn}],
+    }
+    path = tmp_path / "suite.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    suite = load_suite(path)
+    jobs = plan(suite, list(suite.weights), tmp_path / "out")
+    folder = tmp_path / "out/pretrained/a_seed0"
+    folder.mkdir(parents=True)
+    (folder / "log.txt").write_text("error: refused")
+    assert preflight(jobs, TOOLS, Shared()) == {}
+    ended = replace(jobs[0], folder=tmp_path / "ended")
+    ended.folder.mkdir()
+    ended.end(1.0, exit_code=0)
+    (reason,) = preflight([replace(jobs[1], needs=(ended,))], TOOLS, Shared())  # it ended well: its checkpoint was lost
+    assert reason[0] == "weights"
+    assert "pretrained/a_seed0" in reason[1]
 
 
 def test_unreadable_weights_are_refused_for_each_task_with_one_reason(suite):
