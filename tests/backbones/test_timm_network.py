@@ -179,7 +179,7 @@ def test_another_normalisation_takes_the_place_of_every_batch_norm_and_keeps_nam
     ("timm:convnext_atto?img_size", "expected NAME.key=value&key=value"),
     ("timm:convnext_atto?depth=1&depth=2", "each key once"),
     ("resnet51", "expected an architecture of resnet10, .* found 'resnet51'"),
-    ("resnet18?depth=3", "options width and stem of a ResNet, found depth"),
+    ("resnet18?depth=3", "options width, stem and style of a ResNet, found depth"),
 ])  # fmt: skip
 def test_a_text_that_names_nothing_is_refused(text: str, message: str):
     with pytest.raises(InputError, match=message):
