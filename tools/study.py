@@ -97,7 +97,7 @@ def answer(suite: Suite, output: Path, ships: bool = False) -> None:
 
     study, scores = _study(suite), _scores(suite, output, ships)
     results = page.answers(study, *scores)
-    said = [*page.notes(study, *scores), page.in_short(study, results)]
+    said = page.notes(study, *scores) + ([page.in_short(study, results)] if results else [])
     figures = [page.line_figure(lines, *scores[:2]) for lines in study.lines]
     figures.append(page.difference_figure(results, study.claim))
     for number, figure in enumerate(figures, start=1):

@@ -226,7 +226,7 @@ def in_short(study: Study, found: Sequence[Answer]) -> str:
     for one in primaries:
         name, _, _, change, _, said, _ = one.cells()
         parts.append(f"{name}: {f'{change} points, ' if one.found is not None else ''}{said}")
-    return f"In short: {'; '.join(parts)}." if parts else "In short: see the orders."
+    return f"In short: {'; '.join(parts)}." if parts else "In short: nothing is primary, all is descriptive."
 
 
 def subjects(found: Sequence[Answer]) -> str:

@@ -129,10 +129,8 @@ def test_scores_of_another_machine_agree_within_seeds_noise_only():
 
 
 def missing_rows(table: str, page: str) -> list[str]:
-    """Rows of a study's table, and its sentence, that the page does not have."""
-    rows = [
-        line for line in table.splitlines() if line.startswith(("| ", "- In short")) and not line.startswith("| ---")
-    ]
+    """Rows of a study's table, and lines below it, that the page does not have."""
+    rows = [line for line in table.splitlines() if line.startswith(("| ", "- ")) and not line.startswith("| ---")]
     return [row for row in rows if row.removeprefix("- ") not in page]
 
 
