@@ -1,6 +1,6 @@
 """A Momentum² Teacher step beside a plain hand-written loop and lightly's BYOL blocks; its parts beside the plain ones.
 
-python benchmarks/pretrain.py [--model resnet18 resnet50] [--rounds N] [--device cpu|cuda] [--threads N] [--ways]
+python benchmarks/pretrain.py [--model resnet18 resnet50] [--rounds N] [--device cpu|cuda] [--threads N] [--ways WAY …]
 
 Contestants take turns, so that a machine that slows down slows all of them; a ratio is the median over rounds of
 their time / ours (above 1: ours is faster). On the CPU the clock is CPU time, which other work on the machine does not
@@ -14,7 +14,7 @@ import copy
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from momentum_transfer.pretrain.optimizers import build_optimizer
 
 #: architecture, image side, batch on the CPU, batch on a GPU, hidden units
 SIZES = {"resnet18": (32, 64, 1024, 512), "resnet50": (224, 4, 256, 4096)}
-WAYS = ("channels-last", "bf16", "channels-last bf16", "compiled", "channels-last bf16 compiled")
+WAYS = ("channels-last", "bf16", "channels-last+bf16", "compiled", "channels-last+bf16+compiled")
 Step = Callable[[], None]
 
 
@@ -222,7 +222,7 @@ def report(title: str, times: dict[str, list[float]], images: int | None = None)
     table(title, ("", "ms", f"x {first}", "images/s"), rows)
 
 
-def steps_of_training(name: str, rounds: int, device: torch.device, ways: bool = False) -> None:
+def steps_of_training(name: str, rounds: int, device: torch.device, ways: Sequence[str] = ()) -> None:
     side, cpu_batch, gpu_batch, hidden = SIZES[name]
     batch = gpu_batch if device.type == "cuda" else cpu_batch
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
@@ -233,7 +233,7 @@ def steps_of_training(name: str, rounds: int, device: torch.device, ways: bool =
 
     architecture = Architecture(name)
     steps: dict[str, Step] = {"ours": our_step(architecture, hidden, views, autocast)}
-    for way in WAYS if ways else ():
+    for way in ways:
         steps[f"ours, {way}"] = our_step(architecture, hidden, views, autocast, way)
     if device.type == "cpu":
         steps["convolutions and products alone"] = arithmetic_step(architecture, hidden, views)
@@ -339,6 +339,6 @@ if __name__ == "__main__":
     parser.add_argument("--model", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--ways", action="store_true", help="also ours with channels last, bf16, torch.compile")
+    parser.add_argument("--ways", nargs="+", default=[], choices=WAYS, help="ours in other ways too")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU")
     sys.exit(run_tool(parser, main))
