@@ -218,6 +218,10 @@ class Plan(msgspec.Struct, frozen=True):
         return sum(one.around for one in known), sum(one.each for one in known)
 
 
+#: Part of the minutes that trainings are fitted to: timed steps do not foresee all, and the page takes seconds.
+_PLANNED = 0.95
+
+
 def _fraction(asked: Question, stage: str) -> float:
     """The part of the seconds that are left which a stage may take."""
     return 1.0 if stage == asked.stages[-1] else 1 / 3
@@ -239,7 +243,7 @@ def with_lengths(asked: Question, plan: Plan, stages: Sequence[str], before: flo
             f"{counted(asked.trials, 'trial')}, found {asked.minutes:g}; {before / 60:.1f} of them are before any "
             f"training; {advice}"
         )
-    left, lengths = 60 * asked.minutes - before, dict(plan.lengths)
+    left, lengths = _PLANNED * 60 * asked.minutes - before, dict(plan.lengths)
     for stage in stages:
         lengths[stage] = plan.fitted(asked, stage, left)
         plan = msgspec.structs.replace(plan, lengths=dict(lengths))
