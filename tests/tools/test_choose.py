@@ -128,12 +128,12 @@ def test_a_screen_ranks_without_training_and_says_what_it_left_out(weights, fold
     assert not started
     assert "ranking 2 candidates by 14 images without training: about " in ended.stdout
     for text in (ended.stdout, (tmp_path / "out/choice.md").read_text(encoding="utf-8")):
-        assert "Ranked without training by linear: " in text
+        assert "Ranked without training by logme: " in text
         assert "absent.pth is left out, because it cannot be used: checkpoint file not found" in text
     page = (tmp_path / "out/choice.html").read_text(encoding="utf-8")
     assert page.count('<tr class="ours">') == 2
     assert "transrate" in page
-    assert choose(*words, "--screen", "--measure", "logme").returncode == 0
+    assert choose(*words, "--screen", "--measure", "linear").returncode == 0
 
 
 def test_probes_are_asked_for_alone_and_follow_the_screen(weights, folder, tmp_path, started, monkeypatch):

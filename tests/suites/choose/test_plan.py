@@ -196,7 +196,7 @@ def test_of_images_the_only_stage_has_all_minutes():
     # a, random_1 are of the one, b, c, random_2 of the other: 35 s around and 16 s an epoch, twice, in 30 minutes
     assert planned(asked, times=times).lengths == {"finetuned": 50}
     shorter = changed(kind=CLASSIFICATION, longest=50, minutes=10.0)
-    assert planned(shorter, times=times).lengths == {"finetuned": (285 - 35) // 16}  # 95 % of ten minutes, in two trials
+    assert planned(shorter, times=times).lengths == {"finetuned": (285 - 35) // 16}  # 95 % of 5 minutes a trial
     plan = Plan({"finetuned": 16}, times, IMAGE_TIMES)
     assert plan.seconds(shorter, "finetuned") == 2 * (35 + 16 * 16)
     (images, training) = rows(shorter, plan)

@@ -155,7 +155,7 @@ def test_a_plan_from_sizes_grows_with_networks_and_images(monkeypatch, tmp_path:
 def test_a_plan_has_the_lengths_that_fit_and_a_timed_one_is_kept(tmp_path: Path):
     question = asked(tmp_path)
     plan = make_plan(question, first_plan(question), 10.0)
-    # two starts of a ResNet-50, three of a ResNet-18: 120 s of images, 42 s around and 11 s an epoch, in 95 % of ten minutes
+    # two starts of a ResNet-50, three of a ResNet-18: 120 s of images, 42 s around and 11 s an epoch, in 9.5 minutes
     assert plan.lengths == {"finetuned": (570 - 10 - 120 - 42) // 11}
     progress = Progress(question, plan)
     progress.keep(timed=["finetuned"], lengths={"finetuned": 7})
