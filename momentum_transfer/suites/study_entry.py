@@ -27,9 +27,9 @@ What a study says before its run, so that it can fail:
       orders:                                                             # which measures order all checkpoints as y?
         - {name: accuracy, y: finetune/10% top1, of: [screen/digits logme, screen/digits knn], least: 0.4}
 
-Runs that fail a check of a ``curve`` are left out with their pairs; if fewer than ``least`` pairs remain (0: fewer than
-``seeds``), there is no verdict. A check of ``y`` bounds the mean over seeds of ``first`` or, where ``second`` is given,
-its ratio to that of ``second``. A measure of ``orders`` is useful if the whole interval of Kendall's τ is above
+A run that fails a check of a ``curve`` is left out, and its pair with it. There is no verdict if fewer than ``least``
+pairs remain; ``least: 0`` means all ``seeds``. A check of ``y`` is of the mean over seeds of ``first``. With a
+``second`` it is of the ratio of the two means. A measure of ``orders`` is useful if the whole interval of Kendall's τ is above
 ``least``.
 """
 

@@ -15,6 +15,7 @@ import pytest
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.datasets import build_dataset, packed_folders
 from momentum_transfer.images.parquet import tables
+from momentum_transfer.images.tar_shards import ShardImages
 
 CLASSES = ["cat/tiger", "ant", "bee.x"]
 
@@ -67,7 +68,8 @@ def test_tables_without_a_description_go_by_the_columns_names_and_formats_by_the
     packed_folders(tmp_path / "set", tmp_path / "out")
     data = build_dataset("imagefolder", tmp_path / "out")
     assert data.classes == ["unlabelled"]
-    assert [os.fsdecode(path) for path in data.paths] == [f"{k:08d}.jpg" for k in range(3)]  # type: ignore[attr-defined]
+    assert isinstance(data, ShardImages)
+    assert [os.fsdecode(path) for path in data.paths] == [f"{k:08d}.jpg" for k in range(3)]
 
 
 def test_splits_are_words_of_the_paths(tmp_path: Path):
