@@ -29,8 +29,8 @@ What a study says before its run, so that it can fail:
 
 A run that fails a check of a ``curve`` is left out, and its pair with it. There is no verdict if fewer than ``least``
 pairs remain; ``least: 0`` means all ``seeds``. A check of ``y`` is of the mean over seeds of ``first``. With a
-``second`` it is of the ratio of the two means. A measure of ``orders`` is useful if the whole interval of Kendall's τ is
-above ``least``.
+``second`` it is of the ratio of the two means. A measure of ``orders`` is useful if the whole interval of Kendall's τ
+is above ``least``.
 """
 
 import math
