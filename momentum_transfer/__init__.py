@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what type checkers and editors see; the same names as in _PUBLIC, which a test compares
     from momentum_transfer.backbones.build import build_backbone
-    from momentum_transfer.backbones.convert_file import convert_file as convert
+    from momentum_transfer.backbones.convert import convert_file as convert
     from momentum_transfer.backbones.norm_rescale import rescale_to_anchor as norm_rescale
     from momentum_transfer.backbones.read import load, load_backbone
     from momentum_transfer.backbones.source import KeyReport, SourceBackbone
@@ -43,7 +43,7 @@ _PUBLIC = {
     "append_records": "momentum_transfer.core.records:append",
     "build_backbone": "momentum_transfer.backbones.build:build_backbone",
     "build_method": "momentum_transfer.pretrain.own_loop:build_method",
-    "convert": "momentum_transfer.backbones.convert_file:convert_file",
+    "convert": "momentum_transfer.backbones.convert:convert_file",
     "evaluate": "momentum_transfer.lowshot.library:evaluate",
     "extract_features": "momentum_transfer.lowshot.library:extract_features",
     "knn": "momentum_transfer.lowshot.library:knn",

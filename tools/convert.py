@@ -28,8 +28,7 @@ SCOPES, DEFAULT_SCOPE = ("conv", "bn", "conv+bn", "all"), "conv+bn"
 
 def main(args: argparse.Namespace) -> None:
     say(f"reading {args.checkpoint}")  # before torch is imported, which takes seconds
-    from momentum_transfer.backbones.convert import check_target
-    from momentum_transfer.backbones.convert_file import convert_file
+    from momentum_transfer.backbones.convert import check_target, convert_file
     from momentum_transfer.backbones.source import CoverageError
 
     if args.report:

@@ -1,7 +1,12 @@
-"""Writes backbones: under Detectron2's names (.pkl), or under torchvision's or timm's (.pth, .safetensors).
+"""Writes backbones under Detectron2's names (.pkl), torchvision's or timm's (.pth, .safetensors); converts whole files.
 
 float32, float64 and integer tensors (``num_batches_tracked``) keep their bits everywhere. numpy has no bfloat16 and
-Detectron2 trains in float32, so the two half formats are widened to float32 in a .pkl, which is exact.
+Detectron2 trains in float32, so the two half formats are widened to float32 in a .pkl, which is exact. Equal backbones
+give equal files.
+
+The settings that Detectron2 needs for a converted .pkl are printed, and written beside it as a YAML to merge: its model
+zoo's configurations are for weights in BGR with a standard deviation of 1 and the stride in the first 1x1 convolution.
+They load every tensor of a converted .pkl without a warning, and compute other features from it.
 """
 
 import json
@@ -15,21 +20,24 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from safetensors.torch import save_file
 from torch import Tensor
 
-from momentum_transfer.backbones import build, vitdet
+from momentum_transfer.backbones import build, norm_rescale, vitdet
 from momentum_transfer.backbones.build import AnyArchitecture, Backbone, expected_shapes
-from momentum_transfer.backbones.read import BACKBONE_FORMAT, SourceBackbone
-from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.network_input import NetworkInput
+from momentum_transfer.backbones.read import BACKBONE_FORMAT, load_backbone
+from momentum_transfer.backbones.resnet import DEPTHS, Architecture
+from momentum_transfer.backbones.source import CoverageError, SourceBackbone
 from momentum_transfer.backbones.timm_models import TimmArchitecture
+from momentum_transfer.backbones.understanding import input_in, read_model_config
 from momentum_transfer.core.checkpoints import write_archive
 from momentum_transfer.core.digests import sealed, sealed_metadata
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import atomic_path
+from momentum_transfer.core.files import atomic_path, write_text
+from momentum_transfer.core.log import say, warn
 
-#: What ``__author__`` says in the .pkl; Detectron2 prints it and takes any value but "Caffe2".
-_AUTHOR = "momentum-transfer"
 SUFFIXES = (".pkl", ".pth", ".safetensors")
 
 
@@ -78,22 +86,13 @@ def write(
         return
     _check(state, architecture)
     whole = {name: state[name].detach().cpu().contiguous() for name in expected_shapes(architecture)}
+    if path.suffix == ".safetensors":
+        _write_safetensors(path, whole, text)
+        return
+    # clone: a tensor mapped from a larger file would drag its whole storage along
+    own = {name: tensor.clone() for name, tensor in whole.items()}
     with atomic_path(path) as temporary:
-        if path.suffix == ".safetensors":
-            save_file(_unshared(whole), temporary, metadata=sealed_metadata(whole, text))
-        else:
-            # clone: a tensor mapped from a larger file would drag its whole storage along
-            own = {name: tensor.clone() for name, tensor in whole.items()}
-            write_archive(temporary, {"state_dict": own, "metadata": text})
-
-
-def _unshared(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of tensors on one storage, which safetensors does not write; others as they are."""
-    users = Counter(tensor.untyped_storage().data_ptr() for tensor in state.values())
-    return {
-        name: tensor.clone() if users[tensor.untyped_storage().data_ptr()] > 1 else tensor
-        for name, tensor in state.items()
-    }
+        write_archive(temporary, {"state_dict": own, "metadata": text})
 
 
 def check_target(path: Path) -> None:
@@ -124,7 +123,8 @@ def _write_detectron2(
         text = {**text, "function": "Detectron2's ViT: no prefix tokens, no final norm"}
     else:
         model = to_detectron2(state, architecture)
-    tree = {"model": model, "matching_heuristics": True, "__author__": _AUTHOR, "metadata": text}
+    # Detectron2 prints the author and takes any but "Caffe2".
+    tree = {"model": model, "matching_heuristics": True, "__author__": "momentum-transfer", "metadata": text}
     with atomic_path(path) as temporary, open(temporary, "wb") as stream:
         pickler = _ArrayPickler(stream, protocol=4)  # the newest that Python 3.7 reads
         pickler.fast = True  # no memo: it would hold a copy of every array until the end
@@ -139,6 +139,25 @@ class _ArrayPickler(pickle.Pickler):
         if isinstance(value, np.ndarray):
             return np.ndarray, (value.shape, value.dtype.str, bytearray(value.data))
         return NotImplemented
+
+
+def _write_safetensors(path: str | Path, state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """The tensors with sorted metadata: in the library's random order equal backbones would have different hashes."""
+    users = Counter(tensor.untyped_storage().data_ptr() for tensor in state.values())
+    # The library does not write tensors that share a storage.
+    own = {name: tensor.clone() if users[tensor.untyped_storage().data_ptr()] > 1 else tensor
+           for name, tensor in state.items()}  # fmt: skip
+    with atomic_path(path) as temporary:
+        save_file(own, temporary, sealed_metadata(own, metadata))
+        with open(temporary, "r+b") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(length))
+            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+            text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+            if len(text) > length:
+                raise ValueError(f"expected a header of at most {length} bytes, found {len(text)} after sorting")
+            stream.seek(8)
+            stream.write(text.ljust(length))  # JSON allows spaces at its end, as the format does
 
 
 def architecture_metadata(source: SourceBackbone, rescaling: str = "") -> dict[str, str]:
@@ -164,23 +183,145 @@ def backbone_state(backbone: Backbone) -> dict[str, Tensor]:
 
 
 def export_backbone(path: str | Path, backbone: Backbone, metadata: dict[str, str]) -> None:
-    """Write the backbone of a pretraining atomically as safetensors, under torchvision's or timm's names; ``metadata``
-    is added to the architecture: network, normalisation, method, config hash."""
+    """Write the backbone of a pretraining as safetensors, under torchvision's or timm's names; ``metadata`` is added to
+    the architecture: network, normalisation, method, config hash."""
     described = {"format": BACKBONE_FORMAT, **build.metadata_of(backbone.architecture), **metadata}
-    state = backbone_state(backbone)
-    with atomic_path(path) as temporary:
-        save_file(state, temporary, sealed_metadata(state, described))
-        _sort_metadata(temporary)
+    _write_safetensors(path, backbone_state(backbone), described)
 
 
-def _sort_metadata(path: Path) -> None:
-    """Sort the metadata of a safetensors file: the library's random order would give equal backbones other hashes."""
-    with open(path, "r+b") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header = json.loads(stream.read(length))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-        if len(text) > length:
-            raise ValueError(f"expected a header of at most {length} bytes, found {len(text)} after sorting")
-        stream.seek(8)
-        stream.write(text.ljust(length))  # JSON allows spaces at its end, as the format does
+_HEADER = "# Settings of Detectron2 for weights of momentum-transfer convert"
+_FUNCTION = "call momentum_transfer.add_momentum_transfer_config(cfg) before you merge"
+
+
+def _write_settings(path: Path, source: SourceBackbone) -> None:
+    """Write the settings for ``source``, and print them with what no setting can say."""
+    if isinstance(source.architecture, Architecture) and source.architecture.stem != "imagenet":
+        warn(
+            f"no detector builds the {source.architecture.stem} stem of {source.architecture} (3x3, stride 1): "
+            "Detectron2 would leave its first convolution at random; no settings are written"
+        )
+        path.unlink(missing_ok=True)  # an earlier conversion's, of other weights
+        return
+    tree = _settings(source)
+    text = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None)
+    write_text(path, f"{_HEADER}: {source.architecture}; merge it last.\n{text}")
+    say(f"wrote {path}: merge it into Detectron2's configuration, whose defaults are for other weights:")
+    say("  " + " ".join(_overrides(tree)))
+    for note in _notes(source.architecture):
+        say(f"  {note}")
+
+
+def _settings(source: SourceBackbone) -> dict[str, Any]:
+    """The settings as Detectron2's configuration nests them; those of a ViT need this project's keys there."""
+    architecture = source.architecture
+    # A ResNet asks for no input, but timm's config beside it may.
+    images = build.own_input(architecture) or input_in(read_model_config(source.path)) or NetworkInput()
+    mean, std = images.pixels
+    caffe = isinstance(architecture, Architecture) and architecture.style == "caffe"
+    model: dict[str, Any] = {"PIXEL_MEAN": mean[::-1] if caffe else mean, "PIXEL_STD": [1.0] * 3 if caffe else std}
+    if isinstance(architecture, Architecture):
+        block, _ = DEPTHS[architecture.name]
+        width = architecture.width
+        model["RESNETS"] = {
+            "DEPTH": int(architecture.name.removeprefix("resnet")), "STRIDE_IN_1X1": caffe, "STEM_OUT_CHANNELS": width,
+            "RES2_OUT_CHANNELS": width * block.expansion, "NUM_GROUPS": 1, "WIDTH_PER_GROUP": width,
+        }  # fmt: skip
+    else:
+        model |= {"BACKBONE": {"ARCH": str(architecture), "FREEZE_AT": 0}, "VIT": {"FORM": "vitdet"}}
+    return {"VERSION": 2, "INPUT": {"FORMAT": "BGR" if caffe else "RGB"}, "MODEL": model}
+
+
+def _overrides(tree: dict[str, Any], prefix: str = "") -> list[str]:
+    """KEY VALUE for the command line of Detectron2's train_net, without VERSION."""
+    words: list[str] = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            words += _overrides(value, f"{prefix}{key}.")
+        elif key != "VERSION":
+            words += [f"{prefix}{key}", f"'{value}'" if isinstance(value, list) else str(value)]
+    return words
+
+
+def _notes(architecture: AnyArchitecture) -> list[str]:
+    """What a user of Detectron2 must know beside the settings."""
+    if isinstance(architecture, Architecture):
+        block, _ = DEPTHS[architecture.name]
+        if block.expansion > 1:
+            return []
+        alone = architecture.name != "resnet10" and architecture.width == 64
+        lacks = "no C4 head for" if alone else "no"
+        return [f"Detectron2 itself builds {lacks} {architecture}: {_FUNCTION}"]
+    with torch.device("meta"):
+        shape = vitdet.describe(build.build_backbone(architecture))
+    return [
+        f"these keys are this project's: {_FUNCTION}",
+        "in a LazyConfig of ViTDet: model.pixel_mean, model.pixel_std and model.input_format as above, and backbone.net"
+        f" with embed_dim={shape.width}, depth={shape.depth}, num_heads={shape.heads}, patch_size=16, "
+        f"pretrain_img_size={16 * shape.grid}, pretrain_use_cls_token=False",
+    ]
+
+
+def convert_file(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    network: str | None = None,
+    family: str | None = None,
+    anchor: str | Path | None = None,
+    constant: float | None = None,
+    scale: float | None = None,
+    scope: str = norm_rescale.DEFAULT_SCOPE,
+    trust_pickle: bool = False,
+    architecture: str | None = None,
+    resize_positions: bool = False,
+    without_prefix: bool = False,
+) -> SourceBackbone:
+    """Read, rescale if asked, write; every key is accounted for, or nothing is written.
+
+    A .pkl gets the settings that Detectron2 needs for it beside it: OUT.yaml.
+
+    Args:
+        checkpoint, network, family, trust_pickle, architecture, resize_positions: as for ``read.load_backbone``.
+        out: the suffix chooses the format: .pkl (Detectron2, a ResNet or a plain ViT), .pth or .safetensors
+            (torchvision's names or timm's).
+        anchor: NormRescale: give every weight the norm that it has in this checkpoint (RCF, equation 3).
+        constant: multiply every weight by this instead (RCF, table 8).
+        scale: multiply every weight of a ResNet by this, and its BatchNorm statistics as they follow.
+        scope: which tensors are rescaled, one of ``norm_rescale.SCOPES``; with ``scale`` of ``LARS_SCOPES``.
+        without_prefix: leave CLS tokens and registers of a ViT out of a .pkl, which is then another function.
+
+    Raises:
+        InputError: as ``load_backbone`` and ``write``; :class:`CoverageError` carries the report of the keys.
+    """
+    out = Path(out)
+    check_suffix(out)
+    check_target(out)
+    settings = out.with_suffix(".yaml")
+    if out.suffix == ".pkl":
+        check_target(settings)
+        if settings.exists() and not settings.read_bytes().startswith(_HEADER.encode()):
+            what = f"no file {settings}, or one of an earlier conversion: Detectron2's settings go there"
+            raise InputError(f"expected {what}; found another; choose another output name")
+    if sum(each is not None for each in (anchor, constant, scale)) > 1:
+        raise InputError("expected one of anchor, constant and scale, found several; convert twice")
+    title = f"keys of {checkpoint}"
+    try:
+        source = load_backbone(
+            checkpoint, architecture, network=network, family=family, trust_pickle=trust_pickle,
+            resize_positions=resize_positions,
+        )  # fmt: skip
+    except CoverageError as error:
+        error.report.show(title)
+        raise
+    source.report.show(title)
+    scaling = norm_rescale.apply_lars(source, scale, scope)
+    rescaling = norm_rescale.apply(source, anchor, constant, scope, trust_pickle=trust_pickle)
+    if not rescaling and not scaling and (warning := norm_rescale.lars_warning(source.state)):
+        warn(warning)
+    metadata = architecture_metadata(source, rescaling) | ({"scaled": scaling} if scaling else {})
+    write(out, source.state, source.architecture, metadata, without_prefix=without_prefix)
+    rescaled = (f", NormRescale {rescaling}" if rescaling else "") + (f", {scaling}" if scaling else "")
+    say(f"wrote {out}: {source.architecture}, network {source.network}{rescaled}")
+    if out.suffix == ".pkl":
+        _write_settings(settings, source)
+    return source

@@ -17,13 +17,12 @@ from momentum_transfer.backbones.build import AnyArchitecture, architecture_in, 
 from momentum_transfer.backbones.containers import INDEX
 from momentum_transfer.backbones.families import BY_NAME, ONLY
 from momentum_transfer.backbones.matching import OWN_FORMAT, Reading, choose, coverage_message
-from momentum_transfer.backbones.model_config import detectors_network, read_model_config, timm_architecture_in
 from momentum_transfer.backbones.module_network import MODULE
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.safe_load.read_file import read_safetensors_metadata, read_tree, refuse_other_formats
 from momentum_transfer.backbones.source import CoverageError, KeyReport, SourceBackbone, refuse_values
 from momentum_transfer.backbones.timm_models import TIMM, TimmArchitecture
-from momentum_transfer.backbones.understanding import Hints
+from momentum_transfer.backbones.understanding import Hints, detectors_network, read_model_config, timm_architecture_in
 from momentum_transfer.core import digests
 from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.errors import InputError

@@ -47,6 +47,16 @@ def test_round_trip_through_every_format_keeps_every_bit(architecture, tmp_path)
         assert bits(final.state[name]) == bits(tensor), name
 
 
+@pytest.mark.parametrize("suffix", convert.SUFFIXES)
+def test_the_same_backbone_is_written_as_the_same_bytes(suffix, tmp_path):
+    metadata = {key: f"{key} of several in the header" for key in "abcdefgh"}
+    state, written = network().state_dict(), []
+    for number in range(3):
+        convert.write(tmp_path / f"{number}{suffix}", state, family_writers.TINY, metadata)
+        written.append((tmp_path / f"{number}{suffix}").read_bytes())
+    assert written[0] == written[1] == written[2]
+
+
 def test_in_memory_conversion_is_its_own_inverse():
     state = network(Architecture("resnet50", 8)).state_dict()
     arrays = convert.to_detectron2(state, Architecture("resnet50", 8))

@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from momentum_transfer.backbones.convert_file import convert_file
+from momentum_transfer.backbones.convert import convert_file
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from tests.backbones.family_writers import network

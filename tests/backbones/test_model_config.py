@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from momentum_transfer.backbones.model_config import (
+from momentum_transfer.backbones.network_input import NetworkInput
+from momentum_transfer.backbones.timm_inference import Clues
+from momentum_transfer.backbones.understanding import (
     clues_of,
     detectors_network,
     input_in,
     read_model_config,
     timm_architecture_in,
 )
-from momentum_transfer.backbones.network_input import NetworkInput
-from momentum_transfer.backbones.timm_inference import Clues
 from momentum_transfer.core.untrusted import MOST_BYTES
 
 TIMM = {"architecture": "resnet10t"}

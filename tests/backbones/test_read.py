@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from momentum_transfer.backbones import read
 from momentum_transfer.backbones.build import expected_shapes
 from momentum_transfer.backbones.containers import Entry, leftovers, tensor_tables
+from momentum_transfer.backbones.convert import convert_file
 from momentum_transfer.backbones.convert import write as write_backbone
-from momentum_transfer.backbones.convert_file import convert_file
 from momentum_transfer.backbones.families import FAMILIES
 from momentum_transfer.backbones.matching import choose
 from momentum_transfer.backbones.network_input import IMAGENET_MEAN, IMAGENET_STD

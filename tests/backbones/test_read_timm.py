@@ -13,14 +13,13 @@ from timm.models import vision_transformer
 
 from momentum_transfer.backbones import timm_models
 from momentum_transfer.backbones.build import build_backbone, expected_shapes
-from momentum_transfer.backbones.convert_file import convert_file
+from momentum_transfer.backbones.convert import convert_file
 from momentum_transfer.backbones.matching import OWN_FORMAT
-from momentum_transfer.backbones.model_config import clues_of, input_in, timm_architecture_in
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.source import CoverageError
 from momentum_transfer.backbones.timm_layouts import is_openai_order, layout_of
 from momentum_transfer.backbones.timm_network import TimmArchitecture
-from momentum_transfer.backbones.understanding import Hints
+from momentum_transfer.backbones.understanding import Hints, clues_of, input_in, timm_architecture_in
 from momentum_transfer.core.errors import InputError
 from tests.backbones import timm_family_writers as writers
 from tests.backbones.test_read import in_group, tensor_paths

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from momentum_transfer.backbones.convert_file import convert_file
+from momentum_transfer.backbones.convert import convert_file
 from momentum_transfer.backbones.norm_rescale import LARS_SCOPES, rescale_by_constant, rescale_to_anchor, scale_weights
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_resnet

@@ -18,8 +18,7 @@ from momentum_transfer.backbones.build import (
     own_input,
     parse_architecture,
 )
-from momentum_transfer.backbones.convert import export_backbone
-from momentum_transfer.backbones.convert_file import convert_file
+from momentum_transfer.backbones.convert import convert_file, export_backbone
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.source import CoverageError

@@ -188,7 +188,8 @@ def _read_zip(path: Path) -> Any:
             warnings.simplefilter("ignore")  # torch warns of pickle protocols other than 2
             if _globals_of_zip(path) <= _PLAIN_GLOBALS:
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, AttributeError) as error:
+    # torch takes an archive of its own for safetensors if it is called so.
+    except (pickle.UnpicklingError, RuntimeError, ValueError, AttributeError, safetensors.SafetensorError) as error:
         if "truncated" in str(error) or "resize storage" in str(error):
             found = f"{path} declaring more than it holds"
             raise InputError(f"expected tensors that fit the file, found {found}; {_NEXT}") from error
@@ -293,6 +294,7 @@ def _place_legacy_storages(path: Path, stream: Any, keys: Any, storages: Mapping
 def _read_trusted(path: Path, is_zip: bool, head: bytes) -> Any:
     """With code execution, as the user asked."""
     if is_zip or _LEGACY_MAGIC.to_bytes(10, "little") in head:
-        return torch.load(path, map_location="cpu", weights_only=False)
+        with open(path, "rb") as stream:  # by the content: torch goes by a path's suffix
+            return torch.load(stream, map_location="cpu", weights_only=False)
     with open(path, "rb") as stream:
         return pickle.load(stream, encoding="latin1")

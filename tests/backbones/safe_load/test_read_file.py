@@ -276,8 +276,10 @@ def test_content_decides_before_the_safetensors_suffix(content, found, tmp_path)
 
 @pytest.mark.parametrize("writer", WRITERS, **by_name)
 def test_torch_files_named_safetensors_are_read(writer, tmp_path):
-    writer({"w": np.ones(2)}, tmp_path / "model.safetensors")
-    assert read_tree(tmp_path / "model.safetensors")["w"].tolist() == [1, 1]
+    for values in (np.ones(2), torch.ones(2)) if writer in (torch_zip, torch_legacy) else (np.ones(2),):
+        writer({"w": values}, tmp_path / "model.safetensors")
+        for trust in (False, True):
+            assert read_tree(tmp_path / "model.safetensors", trust_pickle=trust)["w"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("record", ["data.pkl", "byteorder", "data/0"])
