@@ -25,7 +25,6 @@ def main(args: argparse.Namespace) -> None:
     # Here, because they import torch, which takes seconds.
     from momentum_transfer.backbones import compare_backbones
     from momentum_transfer.backbones.read import load_backbone
-    from momentum_transfer.backbones.similarity import weight_norms
     from momentum_transfer.core.devices import choose_device
 
     paths = [args.reference, *args.others]
@@ -48,7 +47,7 @@ def main(args: argparse.Namespace) -> None:
     rows = [(f"{label} vs. {labels[0]}", *(f"{values[s]:.3f}" if s in values else "" for s in stages))
             for label, values in zip(labels[1:], by_stage, strict=True)]  # fmt: skip
     table(f"linear CKA, {counted(pairs[0].count, 'image')}", ("pair", *stages), rows)
-    norms = [weight_norms(source.state, kernel=3) for source in sources]
+    norms = [compare_backbones.weight_norms(source.state, kernel=3) for source in sources]
     if any(norms):
         table("2-norm of the 3x3 convolutions", ("network", "smallest", "mean", "largest"),
               [(label, *(f"{value:.2f}" for value in (min(n.values()), sum(n.values()) / len(n), max(n.values()))))

@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from momentum_transfer.backbones import similarity
+from momentum_transfer.backbones import compare_backbones
 from momentum_transfer.backbones.build import build_backbone
-from momentum_transfer.backbones.network_input import IMAGENET_MEAN, IMAGENET_STD
-from momentum_transfer.backbones.resnet import Architecture, build_resnet
-from momentum_transfer.backbones.similarity import (
+from momentum_transfer.backbones.compare_backbones import (
     MinibatchCKA,
-    block_names,
     block_outputs,
     cka_of_networks,
     stage_ends,
     unbiased_hsic,
     weight_norms,
 )
+from momentum_transfer.backbones.network_input import IMAGENET_MEAN, IMAGENET_STD
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 
 
@@ -133,26 +132,29 @@ def test_block_outputs_end_in_the_networks_own_stages():
     with torch.no_grad():
         outputs = dict(block_outputs(net, x))
         stages = net.stages(x)
-    assert list(outputs) == block_names(net) == [
+    assert list(outputs) == [
         "stem", "res2.0", "res2.1", "res3.0", "res3.1", "res4.0", "res4.1", "res5.0", "res5.1", "avgpool",
     ]  # fmt: skip
     for name in ("res2", "res3", "res4", "res5"):
         assert torch.equal(outputs[f"{name}.1"], stages[name])
     assert torch.equal(outputs["avgpool"], stages["pooled"])
-    assert stage_ends(block_names(net))["res4"] == "res4.1"
+    assert stage_ends(list(outputs))["res4"] == "res4.1"
 
 
 def test_networks_of_other_depth_and_width_compare_block_by_block():
     first, second = networks()
-    matrix = cka_of_networks(first, second, batches())
-    assert matrix.shape == (len(block_names(first)), len(block_names(second))) == (6, 10)
+    rows, columns, matrix = cka_of_networks(first, second, batches())
+    for net, names in ((first, rows), (second, columns)):
+        with torch.no_grad():
+            assert names == [name for name, _ in block_outputs(net, batches(1)[0])]
+    assert matrix.shape == (len(rows), len(columns)) == (6, 10)
     assert torch.isfinite(matrix).all()
-    assert torch.allclose(matrix.T, cka_of_networks(second, first, batches()))
+    assert torch.allclose(matrix.T, cka_of_networks(second, first, batches())[2])
 
 
 def test_a_network_agrees_with_itself_in_every_block():
     first, _ = networks()
-    diagonal = cka_of_networks(first, first, batches()).diagonal()
+    diagonal = cka_of_networks(first, first, batches())[2].diagonal()
     assert torch.allclose(diagonal, torch.ones_like(diagonal), atol=1e-10)
 
 
@@ -188,8 +190,8 @@ def test_networks_are_reduced_block_by_block_and_features_are_not_kept(monkeypat
             del features
             most = max(most, sum(ref() is not None for ref in alive))
 
-    monkeypatch.setattr(similarity, "block_outputs", watched)
-    reduced = cka_of_networks(net, net, [images])
+    monkeypatch.setattr(compare_backbones, "block_outputs", watched)
+    *_, reduced = cka_of_networks(net, net, [images])
     assert most <= 2
     whole = MinibatchCKA()
     with torch.no_grad():
@@ -203,17 +205,17 @@ def test_networks_of_any_make_are_compared_block_by_block_under_their_own_statis
     torch.manual_seed(0)
     ours, reference = build_resnet(Architecture("resnet10", 8)).eval(), build_backbone(text).eval()
     batches = [torch.randn(8, 3, 32, 32) for _ in range(2)]
-    names = block_names(reference)
-    assert [name for name, _ in block_outputs(reference, batches[0])] == names
+    names = [name for name, _ in block_outputs(reference, batches[0])]
     assert names[-1] == "avgpool"
     assert len(names) == (7 if "vit" in text else 5)
-    found = cka_of_networks(ours, reference, batches)
-    assert found.shape == (len(block_names(ours)), len(names))
+    rows, columns, found = cka_of_networks(ours, reference, batches)
+    assert columns == names
+    assert found.shape == (len(rows), len(names))
     raw = [(images * images.new_tensor(IMAGENET_STD).view(3, 1, 1) + images.new_tensor(IMAGENET_MEAN).view(3, 1, 1))
            for images in batches]  # fmt: skip
     pooled = MinibatchCKA()
     for images, pixels in zip(batches, raw, strict=True):
         pooled.update([ours(images)], [reference((pixels - 0.5) / 0.5)])
     torch.testing.assert_close(found[-1, -1], pooled.compute()[0, 0])
-    own = cka_of_networks(reference, reference, batches).diagonal()
+    own = cka_of_networks(reference, reference, batches)[2].diagonal()
     torch.testing.assert_close(own, torch.ones(len(names), dtype=own.dtype))
