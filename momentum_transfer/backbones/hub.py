@@ -103,8 +103,12 @@ def _mirrored(folder: Path, name: HubName) -> Path:
     if not repository.is_dir():
         advice = "put it there, or unset the variable to ask the Hub"
         raise InputError(f"expected {name} as {repository} in the mirror of {MIRROR}, found no such folder; {advice}")
-    files = sorted(path.relative_to(repository).as_posix() for path in repository.rglob("*") if path.is_file())
-    return repository / _choose(name, files)
+    return _chosen(name, repository)
+
+
+def _chosen(name: HubName, folder: Path) -> Path:
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return folder / _choose(name, files)
 
 
 def _choose(name: HubName, files: Sequence[str]) -> str:
@@ -161,22 +165,10 @@ def _fetched(name: HubName) -> Path:
                 hub.hf_hub_download(name.repository, beside, revision=name.revision or None, endpoint=endpoint())
             path = Path(hub.hf_hub_download(name.repository, file, revision=name.revision or None, endpoint=endpoint()))
         else:
-            path = _cached(name)
+            folder = hub.snapshot_download(name.repository, revision=name.revision or None, local_files_only=True)
+            path = _chosen(name, Path(folder))
     say(f"{name} is {origin(str(name), path)}" + ("" if online else " (no network: the copy in the cache)"))
     return path
-
-
-def _cached(name: HubName) -> Path:
-    """The file in huggingface_hub's cache; FileNotFoundError where this revision was never fetched."""
-    hub = extra("huggingface_hub", PURPOSE)
-    for repository in hub.scan_cache_dir().repos:
-        for revision in repository.revisions:
-            asked = name.revision or "main"
-            known = asked in revision.refs or revision.commit_hash == asked
-            if repository.repo_id == name.repository and repository.repo_type == "model" and known:
-                files = sorted(file.file_path.relative_to(revision.snapshot_path).as_posix() for file in revision.files)
-                return Path(revision.snapshot_path) / _choose(name, files)
-    raise FileNotFoundError(str(name))
 
 
 @contextlib.contextmanager

@@ -46,35 +46,30 @@ class ModuleArchitecture:
     """A module that the user's own code makes.
 
     Args:
-        text: what records call it: ``module:package.path:factory``.
+        name: what records call it: ``module:package.path:factory``.
         factory: makes a new module.
         input: of its images, instead of the module's own ``input``.
     """
 
-    text: str
+    name: str
     factory: Callable[[], nn.Module] = field(compare=False, repr=False)
     input: NetworkInput | None = None
 
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return self.text
-
     def __str__(self) -> str:
-        return self.text
+        return self.name
 
     def build(self, norm_layer: Callable[[int], nn.Module] | None = None) -> "ModuleBackbone":
         """The module as a backbone; ``norm_layer``: channels -> module, instead of every BatchNorm."""
         try:
             inspect.signature(self.factory).bind()
         except TypeError as error:
-            raise InputError(f"expected {self.text} to take no arguments, found {error}; give it defaults") from error
+            raise InputError(f"expected {self} to take no arguments, found {error}; give it defaults") from error
         except ValueError:
             pass  # no signature to read: a class written in C
-        with _users_code(f"{self.text} to give a torch.nn.Module"):
+        with _users_code(f"{self} to give a torch.nn.Module"):
             module = self.factory()
         if not isinstance(module, nn.Module):
-            raise InputError(f"expected {self.text} to give a torch.nn.Module, found a {type(module).__name__}")
+            raise InputError(f"expected {self} to give a torch.nn.Module, found a {type(module).__name__}")
         if norm_layer is not None:
             replace_batch_norm(module, norm_layer)
         return ModuleBackbone(module, self)

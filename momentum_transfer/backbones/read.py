@@ -17,11 +17,12 @@ from momentum_transfer.backbones.build import AnyArchitecture, architecture_in, 
 from momentum_transfer.backbones.containers import INDEX
 from momentum_transfer.backbones.families import BY_NAME, ONLY
 from momentum_transfer.backbones.matching import OWN_FORMAT, Reading, choose, coverage_message
-from momentum_transfer.backbones.module_network import MODULE
+from momentum_transfer.backbones.module_network import MODULE, of_text
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.safe_load.read_file import read_safetensors_metadata, read_tree, refuse_other_formats
 from momentum_transfer.backbones.source import CoverageError, KeyReport, SourceBackbone, refuse_values
 from momentum_transfer.backbones.timm_models import TIMM, TimmArchitecture
+from momentum_transfer.backbones.timm_network import published
 from momentum_transfer.backbones.understanding import Hints, detectors_network, read_model_config, timm_architecture_in
 from momentum_transfer.core import digests
 from momentum_transfer.core.checkpoints import CheckpointFolder
@@ -78,7 +79,13 @@ def load_backbone(
                 f"expected no --arch with {path}, which is a network by itself, found {architecture}; leave it out, "
                 f"or repeat the same text (options stand behind the name: {TIMM}NAME?img_size=224)"
             )
-        return sources.named_backbone(str(path), network, family)
+        if network is not None or family is not None:
+            raise InputError(f"expected no --network and no --family with {path}, which is one network; leave them out")
+        if str(path).startswith(MODULE):
+            return sources.of_network(of_text(str(path)).build())
+        named = parse_architecture(str(path))
+        assert isinstance(named, TimmArchitecture)
+        return sources.of_network(published(named))
     file = checkpoint_file(path)
     refuse_other_formats(file)
     if tree is None:

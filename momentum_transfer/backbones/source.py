@@ -18,11 +18,9 @@ from torch import Tensor, nn
 from momentum_transfer.backbones import build
 from momentum_transfer.backbones.build import AnyArchitecture, Backbone, metadata_of
 from momentum_transfer.backbones.families import ONLY
-from momentum_transfer.backbones.module_network import MODULE, ModuleArchitecture, of_text
+from momentum_transfer.backbones.module_network import ModuleArchitecture
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.resnet import COUNTER
-from momentum_transfer.backbones.timm_models import TimmArchitecture
-from momentum_transfer.backbones.timm_network import published
 from momentum_transfer.core import log
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import RANDOM_OF, sha256_of_text, weights_name
@@ -162,17 +160,6 @@ def is_constant(name: str, tensor: Tensor) -> bool:
     """Whether all weights of a convolution or a linear layer are one value; no network of timm begins so."""
     matrix = name.endswith("weight") and tensor.dim() > 1 and tensor.numel() > 1
     return matrix and bool((tensor == tensor.flatten()[0]).all())
-
-
-def named_backbone(text: str, network: str | None = None, family: str | None = None) -> SourceBackbone:
-    """The backbone behind ``timm:NAME`` or ``module:package.path:factory``, with its weights; it holds one network."""
-    if network is not None or family is not None:
-        raise InputError(f"expected no --network and no --family with {text}, which is one network; leave them out")
-    if text.startswith(MODULE):
-        return of_network(of_text(text).build())
-    architecture = build.parse_architecture(text)
-    assert isinstance(architecture, TimmArchitecture)
-    return of_network(published(architecture))
 
 
 def of_network(network: Backbone) -> SourceBackbone:

@@ -92,16 +92,13 @@ def _heads(width: int, rows: tuple[Named, ...], clues: Clues, text: str) -> int:
 
 
 def _vit(shapes: Shapes, clues: Clues) -> TimmArchitecture:
-    """A VisionTransformer of timm's."""
     width, _, patch, _ = shapes["patch_embed.proj.weight"]
     classes, registers = "cls_token" in shapes, shapes.get("reg_token", (1, 0))[1]
     gated = shapes["blocks.0.mlp.fc1.weight"][0] == 2 * shapes["blocks.0.mlp.fc2.weight"][1]
     rows, fixed = _project(shapes, clues, classes, registers, gated)
     options: dict[str, Any] = {}
     positions = shapes.get("pos_embed", (1, 0, 0))[1]
-    prefix = 0 if fixed.get("no_embed_class") else int(classes) + ("dist_token" in shapes)
-    if registers and not fixed.get("no_embed_class"):
-        prefix += registers
+    prefix = 0 if fixed.get("no_embed_class") else int(classes) + ("dist_token" in shapes) + registers
     side = isqrt(max(0, positions - prefix))
     if side**2 != positions - prefix and isqrt(positions) ** 2 == positions:
         options["no_embed_class"] = True
@@ -109,8 +106,7 @@ def _vit(shapes: Shapes, clues: Clues) -> TimmArchitecture:
     if side**2 != positions - prefix or side == 0:
         found = f"{positions} of a ViT with {prefix} more tokens; name the network, --arch timm:NAME"
         raise InputError(f"expected position embeddings of a square grid, found {found}")
-    layer_scale = "blocks.0.ls1.gamma" in shapes
-    if layer_scale and not fixed.get("layer_scale"):
+    if "blocks.0.ls1.gamma" in shapes and not fixed.get("layer_scale"):
         options["init_values"] = 1e-05
     if registers and registers != fixed.get("registers", 0):
         options["reg_tokens"] = registers
@@ -179,17 +175,11 @@ def _named(rows: tuple[Named, ...], held: Named, clues: Clues, options: dict[str
     """The row that agrees in most measures with what the file holds, width first, with the others spelled out."""
     width, side, hidden = held.width, held.side, round(held.width * held.ratio)
 
-    def agreement(row: Named) -> tuple[bool, ...]:
-        return (row.width == width, int(row.width * row.ratio) == hidden, row.patch == held.patch,
-                row.depth == held.depth, row.side == side)  # fmt: skip
-
-    row = max(rows, key=agreement)
-    measures = {
-        "embed_dim": (width, row.width),
-        "depth": (held.depth, row.depth),
-        "patch_size": (held.patch, row.patch),
-    }
-    spelled: dict[str, Any] = {key: value for key, (value, own) in measures.items() if value != own}
+    row = max(rows, key=lambda row: (row.width == width, int(row.width * row.ratio) == hidden, row.patch == held.patch,
+                                     row.depth == held.depth, row.side == side))  # fmt: skip
+    measures = (("embed_dim", width, row.width), ("depth", held.depth, row.depth),
+                ("patch_size", held.patch, row.patch))  # fmt: skip
+    spelled: dict[str, Any] = {key: value for key, value, own in measures if value != own}
     if hidden != int(width * row.ratio):
         spelled["mlp_ratio"] = next(r for r in (held.ratio, (hidden + 0.5) / width) if int(width * r) == hidden)
     if side is not None and side != row.side:

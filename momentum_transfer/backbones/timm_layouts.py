@@ -41,6 +41,11 @@ class Converted:
         self.tensors.update(news)
         self.sources.update(dict.fromkeys(news, made_of))
 
+    def rename(self, new: Callable[[str], str]) -> None:
+        """Give every tensor the name ``new(name)``."""
+        self.tensors = {new(name): tensor for name, tensor in self.tensors.items()}
+        self.sources = {new(name): source for name, source in self.sources.items()}
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -166,28 +171,22 @@ def _flat_grn(converted: Converted) -> None:
 
 def _downsampling_first(converted: Converted) -> None:
     """Swin's patch merging, at the end of a stage in the releases, to the start of the next, as in timm."""
-    _number_up(converted, r"(layers)\.(\d+)\.(downsample\..+)")
+    converted.rename(lambda name: re.sub(r"^(layers\.)(\d+)(?=\.downsample\.)", _number_up, name))
 
 
-def _layers_from_one(converted: Converted) -> None:
-    """torchvision numbers its stages from 1: layer1 to layer4."""
-    _number_up(converted, r"(layer)\.(\d+)\.(.+)", joint="")
+def _counted_from_one(converted: Converted) -> None:
+    """torchvision numbers stages, and layers in a block, from 1: layer1 to layer4, conv1 to conv3."""
+    converted.rename(lambda name: re.sub(r"\b(layer|conv|bn)\.(\d+)", _number_up, name))
 
 
-def _number_up(converted: Converted, pattern: str, joint: str = ".") -> None:
-    matches = [match for name in converted.tensors if (match := re.fullmatch(pattern, name))]
-    moved = [(converted.tensors.pop(match[0]), converted.sources.pop(match[0])) for match in matches]
-    for match, (tensor, source) in zip(matches, moved, strict=True):
-        name = f"{match[1]}{joint}{int(match[2]) + 1}.{match[3]}"
-        converted.tensors[name], converted.sources[name] = tensor, source
+def _number_up(found: re.Match[str]) -> str:
+    return f"{found[1]}{int(found[2]) + 1}"
 
 
 def _plain_or_gated(converted: Converted) -> None:
     """transformers calls the first layer of both kinds of MLP up_proj: timm's fc1, or fc1_x beside a gate."""
     gated = any(".mlp.fc1_g." in name for name in converted.tensors)
-    for name in [name for name in converted.tensors if ".mlp.up." in name]:
-        target = name.replace(".mlp.up.", ".mlp.fc1_x." if gated else ".mlp.fc1.")
-        converted.tensors[target], converted.sources[target] = converted.tensors.pop(name), converted.sources.pop(name)
+    converted.rename(lambda name: name.replace(".mlp.up.", ".mlp.fc1_x." if gated else ".mlp.fc1."))
 
 
 #: A block of transformers' ViTs: published files and version 4 in memory, then version 5 in memory.
@@ -354,14 +353,11 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("transformers-resnet", (r"^embedder\.embedder\.convolution\.weight$",),
            {r"embedder\.embedder\.convolution\.(\w+)": r"conv1.\1",
            r"embedder\.embedder\.normalization\.(\w+)": r"bn1.\1",
-           rf"{_RESNET_BLOCK}layer\.0\.convolution\.(\w+)": r"layer.\1.\2.conv1.\3",
-           rf"{_RESNET_BLOCK}layer\.0\.normalization\.(\w+)": r"layer.\1.\2.bn1.\3",
-           rf"{_RESNET_BLOCK}layer\.1\.convolution\.(\w+)": r"layer.\1.\2.conv2.\3",
-           rf"{_RESNET_BLOCK}layer\.1\.normalization\.(\w+)": r"layer.\1.\2.bn2.\3",
-           rf"{_RESNET_BLOCK}layer\.2\.convolution\.(\w+)": r"layer.\1.\2.conv3.\3",
-           rf"{_RESNET_BLOCK}layer\.2\.normalization\.(\w+)": r"layer.\1.\2.bn3.\3",
+           rf"{_RESNET_BLOCK}layer\.([012])\.convolution\.(\w+)": r"layer.\1.\2.conv.\3.\4",
+           rf"{_RESNET_BLOCK}layer\.([012])\.normalization\.(\w+)": r"layer.\1.\2.bn.\3.\4",
            rf"{_RESNET_BLOCK}shortcut\.convolution\.(\w+)": r"layer.\1.\2.downsample.0.\3",
-           rf"{_RESNET_BLOCK}shortcut\.normalization\.(\w+)": r"layer.\1.\2.downsample.1.\3"}, finish=_layers_from_one),
+           rf"{_RESNET_BLOCK}shortcut\.normalization\.(\w+)": r"layer.\1.\2.downsample.1.\3"},
+           finish=_counted_from_one),
     Layout("timm", (), _SAME, _SWIN_BUFFERS),
 )  # fmt: skip
 

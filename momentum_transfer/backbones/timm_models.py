@@ -212,13 +212,12 @@ def _create_with(architecture: TimmArchitecture, options: dict[str, Any], source
 def _check_patches(network: Any, architecture: TimmArchitecture) -> None:
     embed = getattr(network, "patch_embed", None)
     size, patch = getattr(embed, "img_size", None), getattr(embed, "patch_size", None)
-    if size is not None and patch is not None and any(s % p for s, p in zip(_pair(size), _pair(patch), strict=True)):
-        side, p = _pair(size)[0], _pair(patch)[0]
+    if size is None or patch is None:
+        return
+    pairs = [*map(extra("timm.layers", "networks of timm").to_2tuple, (size, patch))]
+    if any(s % p for s, p in zip(*pairs, strict=True)):
+        side, p = (int(pair[0]) for pair in pairs)
         sides = " or ".join(str(n * p) for n in (side // p, side // p + 1) if n)
         raise InputError(
             f"expected img_size divisible by the patch of {p} px, found {side} in {architecture}; use {sides}"
         )
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (int(value), int(value)) if isinstance(value, (int, float)) else (int(value[0]), int(value[1]))

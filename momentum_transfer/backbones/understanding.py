@@ -4,6 +4,7 @@ Also what stands beside the weights and no tensor shows: the model config (``con
 a detector's ``network.json``.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -155,10 +156,8 @@ def _assumed(layout: str, clues: Clues) -> str:
 
 def _inferred(shapes: Shapes, clues: Clues) -> str:
     for infer in (lambda: infer_timm(shapes, clues), lambda: infer_architecture(shapes)):
-        try:
+        with contextlib.suppress(InputError, LookupError, ArithmeticError, ValueError):
             return str(infer())
-        except (InputError, LookupError, ArithmeticError, ValueError):
-            continue
     return ""
 
 
@@ -202,9 +201,6 @@ _DEFAULTS: Mapping[str, tuple[float | None, float | None, str]] = {
     "transformers-siglip": (1e-6, None, "gelu_tanh"),
     "transformers-convnext": (None, 1e-12, "gelu"),
 }
-
-#: Options that detectors add and that change no tensor: images of any size, and what is dropped in training.
-_OF_TRAINING = ("dynamic_img_size", "drop_path_rate")
 
 
 def read_model_config(file: Path) -> dict[str, Any]:
@@ -264,25 +260,22 @@ def detectors_network(file: Path) -> TimmArchitecture | None:
         return None
     if not isinstance(network, TimmArchitecture):
         return None
-    return TimmArchitecture(network.name, tuple(item for item in network.options if item[0] not in _OF_TRAINING))
+    # Detectors add options that change no tensor: images of any size, and what is dropped in training.
+    options = (item for item in network.options if item[0] not in ("dynamic_img_size", "drop_path_rate"))
+    return TimmArchitecture(network.name, tuple(options))
 
 
 def clues_of(layout: str, family: str, classifier: bool, shapes: Shapes, config: Mapping[str, Any]) -> Clues:
     """What layout, family and config say of a network; a config of another width belongs to another file."""
     config = config["vision_config"] if isinstance(config.get("vision_config"), dict) else config
     eps, final_eps, activation = _DEFAULTS.get(layout, (None, None, ""))
-    first, sizes = (
-        shapes.get("patch_embed.proj.weight") or shapes.get("stem.0.weight") or (0,),
-        config.get("hidden_sizes"),
-    )
+    first, sizes = shapes.get("patch_embed.proj.weight") or shapes.get("stem.0.weight"), config.get("hidden_sizes")
     width = config.get("embed_dim") or config.get("hidden_size") or (sizes[0] if isinstance(sizes, list) else None)
     if not layout.startswith("transformers") or first is None or width != first[0]:
         return Clues(layout, family, classifier, eps=eps, final_eps=final_eps, activation=activation)
     stated = _number(config, "layer_norm_eps")
-    if stated is not None and "convnext" in layout:
-        final_eps = stated
-    elif stated is not None:
-        eps = stated
+    if stated is not None:
+        eps, final_eps = (eps, stated) if "convnext" in layout else (stated, final_eps)
     heads = config.get("num_attention_heads", config.get("num_heads"))
     temperature, side, window = (_number(config, key) for key in ("rope_theta", "image_size", "window_size"))
     return Clues(

@@ -120,21 +120,34 @@ _STORAGE_DTYPES = {
 }  # fmt: skip
 
 
+#: Opcode that hashes -> where its keys stand on the stack.
+_KEYS = {pickle.SETITEM: slice(-2, -1), pickle.SETITEMS: slice(None, None, 2), pickle.DICT: slice(None, None, 2),
+         pickle.ADDITEMS: slice(None), pickle.FROZENSET: slice(None)}  # fmt: skip
+
+
+def _with_keys_checked(code: bytes, keys: slice) -> Callable[[Any], None]:
+    load = pickle._Unpickler.dispatch[code[0]]
+
+    def checked(unpickler: Any) -> None:
+        _check_keys(unpickler.stack[keys])
+        load(unpickler)
+
+    return checked
+
+
 class _BoundedStream:
-    """A stream that refuses to read more than is left, before anything is allocated for it."""
+    """A stream that raises EOFError for more than is left, before anything is allocated for it."""
 
     def __init__(self, stream: IO[bytes], size: int) -> None:
         self.stream, self.left = stream, size
 
     def read(self, count: int = -1) -> bytes:
-        """``count`` bytes; EOFError if fewer are left."""
         if count < 0 or count > self.left:
             raise EOFError(f"{count:,} bytes asked for, {self.left:,} left")
         self.left -= count
         return self.stream.read(count)
 
     def readline(self) -> bytes:
-        """Up to and with the next newline; EOFError if there is none."""
         line = self.stream.readline(self.left)
         if not line.endswith(b"\n"):
             raise EOFError("a line that does not end")
@@ -180,31 +193,8 @@ class RestrictedUnpickler(pickle._Unpickler):
         (count,) = struct.unpack("<Q", self.read(8))
         self.append(bytearray(self.read(count)))
 
-    def load_setitem(self) -> None:
-        _check_keys(self.stack[-2:-1])
-        super().load_setitem()  # type: ignore[misc]  # typeshed leaves it out
-
-    def load_setitems(self) -> None:
-        _check_keys(self.stack[::2])
-        super().load_setitems()  # type: ignore[misc]  # typeshed leaves it out
-
-    def load_dict(self) -> None:
-        _check_keys(self.stack[::2])
-        super().load_dict()  # type: ignore[misc]  # typeshed leaves it out
-
-    def load_additems(self) -> None:
-        _check_keys(self.stack)
-        super().load_additems()  # type: ignore[misc]  # typeshed leaves it out
-
-    def load_frozenset(self) -> None:
-        _check_keys(self.stack)
-        super().load_frozenset()  # type: ignore[misc]  # typeshed leaves it out
-
-    dispatch |= {
-        pickle.BUILD[0]: load_build, pickle.BYTEARRAY8[0]: load_bytearray8, pickle.SETITEM[0]: load_setitem,
-        pickle.SETITEMS[0]: load_setitems, pickle.DICT[0]: load_dict, pickle.ADDITEMS[0]: load_additems,
-        pickle.FROZENSET[0]: load_frozenset,
-    }  # fmt: skip
+    dispatch |= {pickle.BUILD[0]: load_build, pickle.BYTEARRAY8[0]: load_bytearray8}
+    dispatch |= {code[0]: _with_keys_checked(code, keys) for code, keys in _KEYS.items()}
 
     def find_class(self, module: str, name: str) -> Any:
         """The allow-listed stand-in of ``module.name``; an InputError that names it otherwise."""
