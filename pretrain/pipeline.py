@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
+import PIL.Image
 import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
@@ -24,7 +25,6 @@ from momentum_transfer.images.device_views import CanvasDataset, build_device_vi
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import select
 from momentum_transfer.images.views import MEAN, STD, TwoViewDataset, build_views, eval_transform
-from momentum_transfer.pretrain.monitor import EvaluationImages
 from momentum_transfer.pretrain.plan import PretrainingPlan
 
 Batch = tuple[Tensor, Tensor, Tensor]  # view1 [N, 3, H, W], view2 [N, 3, H, W], labels [N]
@@ -56,8 +56,21 @@ def build_images(cfg: CfgNode, split: str, *, held_out: bool = False) -> Labelle
     )  # fmt: skip
 
 
+class EvaluationImages(Dataset):
+    """Images under the fixed evaluation transform: ``self[i] -> (tensor [3, H, W], label)``."""
+
+    def __init__(self, images: LabelledImages, transform: Callable[[PIL.Image.Image], Tensor]) -> None:
+        self.images, self.transform = images, transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = self.images[index]
+        return self.transform(image), label
+
+
 def evaluation_images(cfg: CfgNode, images: LabelledImages) -> EvaluationImages:
-    """The images under the fixed evaluation transform."""
     return EvaluationImages(images, eval_transform(cfg.DATA.NAME, cfg.DATA.IMAGE_SIZE, *statistics(cfg)))
 
 

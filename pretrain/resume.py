@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
-from torch import Tensor, nn
+from torch import nn
 
 from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.resnet import Architecture
@@ -20,15 +20,17 @@ from momentum_transfer.pretrain.methods import build_method
 from momentum_transfer.pretrain.methods.method import Branch
 from momentum_transfer.pretrain.run import Run
 
-_SHARED_BUFFERS = ("queue.",)  # equal on every process
-
 
 def capture(run: Run, step: int) -> dict[str, Any]:
     """The checkpoint after ``step`` steps. Every process must call it; rank 0's return value is written."""
     method, steps_per_epoch = run.method, run.plan.steps_per_epoch
-    local = {"generators": _generators(), "buffers": _local_buffers(method)}
+    # torch's generators alone: views, orders and subsets have generators of their own, seeded for each.
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    local: dict[str, Any] = {"generators": {"torch": torch.get_rng_state(), "cuda": cuda}, "buffers": {}}
     processes: list[Any] = [local]
-    if distributed.is_distributed():
+    if distributed.is_distributed():  # BN statistics differ between processes, the queue does not
+        named = method.named_buffers()
+        local["buffers"] = {name: value.cpu() for name, value in named if not name.startswith("queue.")}
         processes = [None] * distributed.world_size()
         dist.all_gather_object(processes, local)
     return {
@@ -126,29 +128,12 @@ def check_other_processes(cfg: CfgNode, before: int, now: int) -> None:
 def check_same_settings(saved: str, cfg: CfgNode) -> None:
     """Raises InputError, with every setting that differs, if the settings change what is learned."""
     before, now = learned_settings(saved), learned_settings(dump(cfg))
-    differing = [
-        f"{key} {before.get(key)!r} -> {now.get(key)!r}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
-    if differing:
+    keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    if differing := [f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in keys]:
         raise InputError(
             f"expected the settings of the checkpoint, found changes: {'; '.join(differing)}; "
             "undo them, or start a new OUTPUT_DIR"
         )
-
-
-def _local_buffers(method: nn.Module) -> dict[str, Tensor]:
-    """Buffers that differ between processes (BN statistics); empty for one process, whose model state has them."""
-    if not distributed.is_distributed():
-        return {}
-    return {name: value.cpu() for name, value in method.named_buffers() if not name.startswith(_SHARED_BUFFERS)}
-
-
-def _generators() -> dict[str, Any]:
-    """torch's alone: views, orders and subsets have generators of their own, seeded for each."""
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return {"torch": torch.get_rng_state(), "cuda": cuda}
 
 
 def load_embedding(run: str | Path, network: str | None = None) -> Branch | None:

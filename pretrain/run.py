@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.data import Dataset
 
 from momentum_transfer.backbones.norms import use_fused_sync
 from momentum_transfer.backbones.trainable import describe_trained
@@ -23,17 +25,62 @@ from momentum_transfer.core.devices import workers_without_measuring
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import ProgressLine, say, warn
 from momentum_transfer.core.machine import keep_freed_memory
+from momentum_transfer.core.neighbours import majority_top1
 from momentum_transfer.core.samplers import ordered_loader
 from momentum_transfer.images.content import fingerprint
 from momentum_transfer.images.datasets import LabelledImages
 from momentum_transfer.images.subsets import full_size, without_class
 from momentum_transfer.pretrain.budget import settle_budget
 from momentum_transfer.pretrain.methods import Method, build_method
-from momentum_transfer.pretrain.monitor import KnnMonitor, shuffled_subset
 from momentum_transfer.pretrain.optimizers import build_optimizer
-from momentum_transfer.pretrain.pipeline import TrainingBatches, build_images, evaluation_images, settle_views
+from momentum_transfer.pretrain.pipeline import (
+    EvaluationImages,
+    TrainingBatches,
+    build_images,
+    evaluation_images,
+    settle_views,
+)
 from momentum_transfer.pretrain.plan import PretrainingPlan, concerns, describe, make_plan
 from momentum_transfer.pretrain.start import Start, estimate_statistics, read_start
+
+_BANK = 20_000  # training images that vote; enough to compare epochs with each other
+
+
+def shuffled_subset(images: EvaluationImages, count: int, seed: int) -> Dataset:
+    """At most ``count`` of the images, sampled with the seed."""
+    order = np.random.default_rng(seed).permutation(len(images))[:count]
+    return torch.utils.data.Subset(images, order.tolist())
+
+
+@torch.no_grad()
+def features(
+    backbone: nn.Module, images: Dataset, device: torch.device, batch: int, workers: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pooled features [N, C] and labels [N], in evaluation mode; the mode is put back."""
+    training = backbone.training
+    backbone.eval()
+    parts, labels = [], []
+    for tensors, targets in ordered_loader(images, batch, workers=workers):
+        parts.append(backbone(tensors.to(device)).float().cpu())
+        labels.append(targets)
+    backbone.train(training)
+    return torch.cat(parts).numpy(), torch.cat(labels).numpy()
+
+
+class KnnMonitor:
+    """kNN top-1 of a backbone: training images (``bank``) vote on held-out ones, as in ``lowshot`` by preset eman."""
+
+    def __init__(
+        self, bank: EvaluationImages, held_out: EvaluationImages, device: torch.device, *, batch: int, workers: int
+    ) -> None:
+        self.bank, self.held_out = shuffled_subset(bank, _BANK, seed=0), held_out
+        self.device, self.batch, self.workers = device, batch, workers
+
+    def top1(self, backbone: nn.Module) -> float:
+        """Percent of the held-out images classified correctly."""
+        bank = features(backbone, self.bank, self.device, self.batch, self.workers)
+        held_out = features(backbone, self.held_out, self.device, self.batch, self.workers)
+        return majority_top1(*bank, *held_out, device=self.device)
 
 
 def compile_networks(method: Method, device: torch.device) -> None:

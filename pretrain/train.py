@@ -25,7 +25,6 @@ from momentum_transfer.core.settings import dump, pretraining_hash
 from momentum_transfer.pretrain import resume
 from momentum_transfer.pretrain.config import check_settings
 from momentum_transfer.pretrain.methods.baselines import RandomBackbone
-from momentum_transfer.pretrain.monitor import non_finite_tensors
 from momentum_transfer.pretrain.optimizers import set_learning_rate
 from momentum_transfer.pretrain.pipeline import Batch
 from momentum_transfer.pretrain.plan import learning_rate_at
@@ -198,6 +197,14 @@ def _check_finite(run: Run, values: dict[str, Tensor], step: int, views: dict[st
             f"expected a finite loss and finite gradients, found a loss of {float(values['loss'])} at step {step}; not "
             f"finite: {names}; lower SOLVER.BASE_LR or check the images, and go on from the last checkpoint: --resume"
         )
+
+
+def non_finite_tensors(method: nn.Module, named: dict[str, Tensor], limit: int = 8) -> list[str]:
+    """Names of what is NaN or infinite: the given tensors, then the method's parameters, buffers and gradients."""
+    gradients = {f"{name} (gradient)": p.grad for name, p in method.named_parameters() if p.grad is not None}
+    tensors = {**named, **dict(method.named_parameters()), **dict(method.named_buffers()), **gradients}
+    names = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    return names[:limit] + (["…"] if len(names) > limit else [])
 
 
 def _log(run: Run, metrics: Metrics, done: int, values: dict[str, float]) -> None:

@@ -16,9 +16,9 @@ from momentum_transfer.core.command import Stopped
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.pretrain import train as loop
 from momentum_transfer.pretrain.methods import build_method
-from momentum_transfer.pretrain.monitor import KnnMonitor
 from momentum_transfer.pretrain.pipeline import TrainingBatches
 from momentum_transfer.pretrain.plan import make_plan
+from momentum_transfer.pretrain.run import KnnMonitor
 from momentum_transfer.pretrain.train import train
 
 STEPS, WARMUP = 5, 2

@@ -5,7 +5,9 @@ from torch import nn
 from momentum_transfer.core.neighbours import search
 from momentum_transfer.images.datasets import ArrayImages
 from momentum_transfer.lowshot import knn
-from momentum_transfer.pretrain.monitor import EvaluationImages, KnnMonitor, features, non_finite_tensors
+from momentum_transfer.pretrain.pipeline import EvaluationImages
+from momentum_transfer.pretrain.run import KnnMonitor, features
+from momentum_transfer.pretrain.train import non_finite_tensors
 
 
 class Pooled(nn.Module):

@@ -144,8 +144,8 @@ def test_frozen_statistics_stay_under_torchs_own_layers_of_a_gpu_too(continued):
 
 def test_estimated_statistics_are_those_of_the_new_images(continued):
     run = begun(continued({"NORM.WEIGHTS_STATISTICS": "estimated", "SOLVER.BATCH_SIZE": 400}))
-    from momentum_transfer.pretrain.monitor import shuffled_subset
     from momentum_transfer.pretrain.pipeline import evaluation_images
+    from momentum_transfer.pretrain.run import shuffled_subset
 
     subset = shuffled_subset(evaluation_images(run.cfg, run.images), 800, run.cfg.SEED)  # RUN.CALIBRATION_BATCHES 2
     images = torch.stack([image for image, _ in subset])

@@ -19,8 +19,8 @@ from momentum_transfer.core.checkpoints import CheckpointFolder, load
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.datasets import build_dataset
-from momentum_transfer.pretrain.monitor import shuffled_subset
 from momentum_transfer.pretrain.pipeline import evaluation_images
+from momentum_transfer.pretrain.run import shuffled_subset
 from momentum_transfer.pretrain.train import train
 from tests.process_group import outcome_in_own_group, signal_own_group
 
