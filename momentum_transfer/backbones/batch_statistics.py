@@ -118,7 +118,7 @@ def distances(outputs: Tensor) -> Noise:
 @contextlib.contextmanager
 def _blended_statistics(network: nn.Module, batch: int, alpha: float) -> Iterator[None]:
     """Within it every BatchNorm normalises ``batch`` images at a time by a blend of batch and running statistics."""
-    layers: list[_BatchNorm] = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+    layers = [module for module in network.modules() if isinstance(module, _BatchNorm)]
     for layer in layers:
         if layer.running_mean is None:
             raise InputError("expected BatchNorm layers with running statistics, found one without; nothing to blend")
@@ -151,6 +151,5 @@ def _blended(layer: _BatchNorm, batch: int, alpha: float) -> Callable[[Tensor], 
 def _in_order(network: nn.Module, views: Tensor, order: Tensor, batch: int) -> Tensor:
     """Outputs [N, D] of the views, which go through the network in ``order`` and come back in their own."""
     size = max(batch, _AT_ONCE // batch * batch)
-    parts = [network(views[order[start : start + size]]) for start in range(0, len(order), size)]
-    outputs = torch.cat(parts)
+    outputs = torch.cat([network(views[part]) for part in order.split(size)])
     return torch.empty_like(outputs).index_copy_(0, order, outputs)

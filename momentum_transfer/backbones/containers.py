@@ -101,12 +101,8 @@ def _holds_tensors(node: Any) -> bool:
 INDEX = ".index.json"
 
 
-def _shards(index: Path, placed: Mapping[str, str]) -> list[Path]:
-    return [index.parent / name for name in sorted(set(placed.values()))]
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """Tensor name -> file name."""
+def _shards(index: Path) -> dict[Path, set[str]]:
+    """Shard -> the tensors in it, by the index."""
     listed = read_json(index, "an index of shards")
     placed = listed.get("weight_map") if isinstance(listed, dict) else None
     if not isinstance(placed, dict) or not placed or not all(isinstance(name, str) for name in placed.values()):
@@ -116,16 +112,15 @@ def _weight_map(index: Path) -> dict[str, str]:
             raise InputError(f"expected shards beside their index, found {name!r} in {index}; it is damaged or crafted")
         if not (index.parent / name).is_file():
             raise InputError(f"expected the shard {name} beside {index}, found none; download all of its shards")
-    return placed
+    return {index.parent / name: {tensor for tensor, place in placed.items() if place == name}
+            for name in sorted(set(placed.values()))}  # fmt: skip
 
 
 def read_shards(index: Path, *, trust_pickle: bool = False) -> dict[str, Any]:
     """The tensors of all shards as those of one file; InputError if a shard is absent, or not what the index says."""
-    placed = _weight_map(index)
     whole: dict[str, Any] = {}
-    for file in _shards(index, placed):
+    for file, listed in _shards(index).items():
         tree = read_tree(file, trust_pickle=trust_pickle)
-        listed = {name for name, place in placed.items() if place == file.name}
         held = set(tree) if isinstance(tree, Mapping) else set()
         if held != listed:
             name = sorted(map(str, held ^ listed))[0]
@@ -137,7 +132,7 @@ def read_shards(index: Path, *, trust_pickle: bool = False) -> dict[str, Any]:
 
 def sha256_of_shards(index: Path) -> str:
     """Hash of the hashes of an index's shards."""
-    return sha256_of_text(" ".join(sha256_of(file) for file in _shards(index, _weight_map(index))))
+    return sha256_of_text(" ".join(sha256_of(file) for file in _shards(index)))
 
 
 _OTHER_MODELS = (

@@ -83,17 +83,13 @@ def choose(tables: Tables, tree: Any, network: str | None, family: str | None, p
         raise InputError(f"expected one family to fit {path} best, found {found}; choose one: --family {names[0]}")
     runner_up = f"; runner-up {others[0].describe()}" if others else ""
     best.report.notes.append(f"{path.name}: {best.describe()}, {best.family.title}{runner_up}")
-    best.report.notes.append(_network_note(best, network))
-    return best
-
-
-def _network_note(reading: Reading, network: str | None) -> str:
-    held = " and ".join(reading.available)
+    held, why = " and ".join(best.available), "the only one in the file"
     if network is not None:
-        return f"network: {reading.network}, as asked (the file holds {held})"
-    if len(reading.available) > 1:
-        return f"network: {reading.network}, the default of {reading.family.title} (file: {held}; --network chooses)"
-    return f"network: {reading.network}, the only one in the file"
+        why = f"as asked (the file holds {held})"
+    elif len(best.available) > 1:
+        why = f"the default of {best.family.title} (file: {held}; --network chooses)"
+    best.report.notes.append(f"network: {best.network}, {why}")
+    return best
 
 
 def _read(
@@ -125,9 +121,7 @@ def _first_place(spots: tuple[Place, ...], tables: Tables, *, asked: bool) -> Pl
     return None
 
 
-def _account(
-    rule: Family, network: str, found: Mapping[str, Place], tables: Tables, hints: Hints
-) -> Reading | None:  # fmt: skip
+def _account(rule: Family, network: str, found: Mapping[str, Place], tables: Tables, hints: Hints) -> Reading | None:
     """Account for every tensor of the file under ``rule``; None if the rule has no names of this layout."""
     report, unexplained, second = KeyReport(), 0, []
     inside: dict[str, Entry] = {}
@@ -245,7 +239,10 @@ def coverage_message(reading: Reading, path: Path) -> str:
     if reading.architecture is None:
         return f"{reading.problem} in {path} (family {reading.family.name}); nothing was loaded"
     called = reading.architecture.name if isinstance(reading.architecture, Architecture) else str(reading.architecture)
-    if report.wrong_shape and not (report.missing or report.unexpected) and _of_positions(report):
+    positions = (*POSITIONS, "position_embeddings", "positional_embedding", "position_embedding.weight")
+    if report.wrong_shape and not (report.missing or report.unexpected) and all(
+        key.endswith(positions) and shape[-1:] == expected[-1:] for key, shape, expected in report.wrong_shape
+    ):  # fmt: skip
         key, shape, expected = report.wrong_shape[0]
         return (
             f"expected positions of {called}, found those of another image size ({key} is {list(shape)}, expected "
@@ -263,8 +260,3 @@ def coverage_message(reading: Reading, path: Path) -> str:
         parts.append(f"{len(report.unexpected)} that are not part of a {called}, or occur twice ({keys})")
     return (f"expected every tensor of a {called}, found {'; '.join(parts)} in {path} (family {reading.family.name}); "
             f"nothing was loaded{looks_like}")  # fmt: skip
-
-
-def _of_positions(report: KeyReport) -> bool:
-    names = (*POSITIONS, "position_embeddings", "positional_embedding", "position_embedding.weight")
-    return all(key.endswith(names) and shape[-1:] == expected[-1:] for key, shape, expected in report.wrong_shape)

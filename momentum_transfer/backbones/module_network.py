@@ -103,7 +103,7 @@ def of_text(text: str) -> ModuleArchitecture:
 
 
 class ModuleBackbone(nn.Module):
-    """A user's module with the interface of the other backbones (``timm_network.TimmBackbone`` says what they mean)."""
+    """A user's module with the interface of ``timm_network.TimmBackbone``."""
 
     plain = False
     channels_last = False

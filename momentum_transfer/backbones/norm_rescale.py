@@ -105,8 +105,7 @@ def rescale_by_constant(state: Mapping[str, Tensor], factor: float, scope: str =
 
 
 def _nonzero(name: str, tensor: Tensor, owner: str) -> float:
-    norm = _norm(tensor)
-    if norm == 0.0:
+    if (norm := _norm(tensor)) == 0.0:
         raise InputError(
             f"expected a norm above zero, found zero for {name} of the {owner}; it has no direction to rescale "
             "(an untrained network?); take another checkpoint or a narrower --scope"

@@ -173,14 +173,12 @@ def _hints(
     if isinstance(asked, str):
         asked = parse_architecture(asked)
     config = read_model_config(file)
-    described = architecture_in(carried)
+    described, top = architecture_in(carried), tree if isinstance(tree, Mapping) else {}
     known = described if isinstance(described, TimmArchitecture) else None
     known = known or timm_architecture_in(config) or detectors_network(file)
-    named = tree.get("arch") if isinstance(tree, Mapping) else None
-    if known is None and asked is None and isinstance(named, str):
-        known = timm_architecture_in({"architecture": named})
-    stated = asked if isinstance(asked, Architecture) else described
-    zoo = isinstance(tree, Mapping) and tree.get("__author__") == _ZOO
+    if known is None and asked is None:
+        known = timm_architecture_in({"architecture": top.get("arch")})
+    stated, zoo = asked if isinstance(asked, Architecture) else described, top.get("__author__") == _ZOO
     style = stated.style if isinstance(stated, Architecture) else "caffe" if zoo else "pytorch"
     return Hints(asked, known, config, resize_positions, style)
 
@@ -207,14 +205,13 @@ def checkpoint_file(path: str | Path) -> Path:
 
 
 def _finish(reading: Reading, carried: Mapping[str, str], path: Path) -> SourceBackbone:
-    report, architecture = reading.report, reading.architecture
+    report, architecture, family, network = reading.report, reading.architecture, reading.family.name, reading.network
     if not report.complete or architecture is None:
         raise CoverageError(coverage_message(reading, path), report)
     refuse_values(reading.state, path)
     sha256 = containers.sha256_of_shards(path) if path.name.endswith(INDEX) else sha256_of(path)
-    origin = {"source": path.name, "source_sha256": sha256, "source_family": reading.family.name}
-    metadata = {**origin, **carried, "network": reading.network, **build.metadata_of(architecture)}
-    family, network = reading.family.name, reading.network
+    origin = {"source": path.name, "source_sha256": sha256, "source_family": family}
+    metadata = {**origin, **carried, "network": network, **build.metadata_of(architecture)}
     return SourceBackbone(reading.state, architecture, family, network, path, sha256, metadata, report)
 
 

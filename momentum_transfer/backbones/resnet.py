@@ -99,8 +99,7 @@ class ResNet(TorchvisionResNet):
         self.conv1 = first(3, width, kernel_size=kernel, stride=stride, padding=padding, bias=False)
         self.bn1 = norm_layer(width)
         self.relu = nn.ReLU(inplace=True)
-        pool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1) if large else nn.Identity()
-        self.maxpool = pool
+        self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1) if large else nn.Identity()
         self.layer1 = self._make_layer(block, width, depths[0])
         self.layer2 = self._make_layer(block, width * 2, depths[1], stride=2)
         self.layer3 = self._make_layer(block, width * 4, depths[2], stride=2)

@@ -4,7 +4,6 @@ The key report says which keys of a checkpoint were used, dropped (with the reas
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -66,7 +65,7 @@ class KeyReport:
         groups = [("used", "weights and BatchNorm statistics", [key for key in self.used if key not in set(integers)])]
         if integers:
             groups.append(("used", f"integers, kept as they are ({COUNTER})", integers))
-        for reason in Counter(self.dropped.values()):
+        for reason in dict.fromkeys(self.dropped.values()):
             groups.append(("dropped", reason, [key for key, why in self.dropped.items() if why == reason]))
         if self.filled:
             groups.append(("filled with 0", "integers absent from the file", self.filled))
@@ -145,7 +144,7 @@ def _flaw(name: str, tensor: Tensor, where: str) -> str:
         kind = "complex" if tensor.is_complex() else "integer"
         return (f"expected floating-point weights, found {kind} ones ({tensor.dtype} in {where}); give the weights "
                 "before quantisation")  # fmt: skip
-    if not bool(torch.isfinite(tensor).all()):
+    if not torch.isfinite(tensor).all():
         return f"expected finite weights, found NaN or Inf in {where}; its training diverged, take an earlier one"
     if is_constant(name, tensor):
         value, count = f"{float(tensor.flatten()[0]):g}", f"{tensor.numel():,}"

@@ -92,7 +92,8 @@ class TimmBackbone(nn.Module):
         self.architecture = architecture
         self.input = _input(network, architecture)
         self.num_features = int(getattr(network, "head_hidden_size", None) or network.num_features)
-        info = _feature_info(network)
+        info = getattr(network, "feature_info", None) if hasattr(network, "forward_intermediates") else None
+        info = list(getattr(info, "info", info) or ())  # timm's description of the maps
         reductions = [int(entry["reduction"]) for entry in info]
         self._takes = set(inspect.signature(network.forward_intermediates).parameters) if info else set()
         self.plain = len(set(reductions)) == 1 and (len(reductions) > 1 or hasattr(network, "patch_embed"))
@@ -215,12 +216,6 @@ class TimmBackbone(nn.Module):
 _OF_SIZES = re.compile(r"must match the size|[Ss]hape '\[|[Kk]ernel size|too small|broadcast|reshape tensor"
                        r"|[Nn]egative dimension|size of tensor|Sizes of tensors|Expected size|cannot be multiplied"
                        r"|calculated shape|view size")  # fmt: skip
-
-
-def _feature_info(network: Any) -> list[dict[str, Any]]:
-    """timm's description of the maps; empty where it has none, or no way to give them."""
-    info = getattr(network, "feature_info", None)
-    return list(getattr(info, "info", info)) if info is not None and hasattr(network, "forward_intermediates") else []
 
 
 def _input(network: Any, architecture: TimmArchitecture) -> NetworkInput:

@@ -30,7 +30,7 @@ class VitShape(NamedTuple):
     """The parts of a plain ViT.
 
     Attributes:
-        width, depth, heads, hidden: channels, blocks, attention heads, channels inside the MLP.
+        width: channels. depth: blocks. heads: of the attention. hidden: channels inside the MLP.
         patch, grid: pixels along a patch; patches along a side of the position embeddings.
         qkv_bias: whether queries, keys and values have one. eps: of the norms.
         prefix: tokens before the patches (CLS, registers).
@@ -136,7 +136,6 @@ def to_vitdet(state: Mapping[str, Tensor], shape: VitShape, patch: int = 16) -> 
 
 
 def _scaled(name: str, tensor: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-    """attn.proj and mlp.fc2 times the LayerScale that follows them, row by row."""
     for inside, scale in ((".attn.proj.", ".ls1.gamma"), (".mlp.fc2.", ".ls2.gamma")):
         block, found, _ = name.partition(inside)
         if found and (gamma := state.get(block + scale)) is not None:
@@ -183,33 +182,22 @@ POSITIONS = ("pos_embed", "relative_position_bias_table")
 
 
 def resize_positions(converted: Converted, architecture: TimmArchitecture) -> None:
-    """Resample ``pos_embed`` of a ViT and the bias tables of a Swin to the shapes of ``architecture``, and note it.
-
-    Bicubic with antialiasing, tokens without a place untouched (``resample_abs_pos_embed``); bias tables by their
-    distances (``resize_rel_pos_bias_table``). Tensors of the right shape keep their bits.
-    """
+    """Resample ``pos_embed`` of a ViT and the bias tables of a Swin to the shapes of ``architecture`` as timm does, and
+    note it. Tensors of the right shape keep their bits."""
     layers = extra("timm.layers", "networks of timm")
     with torch.device("meta"):
         network = build_backbone(architecture).network
     positions, expected = converted.tensors.get("pos_embed"), getattr(network, "pos_embed", None)
     if positions is not None and expected is not None and positions.shape != expected.shape:
         converted.tensors["pos_embed"] = _resampled(positions, network, converted, layers)
-    for name in [name for name in converted.tensors if name.endswith(POSITIONS[1])]:
-        try:
-            attention = network.get_submodule(name.rpartition(".")[0])
-        except AttributeError:
-            continue
-        table = getattr(attention, POSITIONS[1], None)
-        if table is not None and table.shape != converted.tensors[name].shape:
-            resized = layers.resize_rel_pos_bias_table(
-                converted.tensors[name].float(),
-                new_window_size=attention.window_size,
-                new_bias_shape=tuple(table.shape),
-            )
-            converted.notes.append(
-                f"{name} resized from {list(converted.tensors[name].shape)} to {list(table.shape)}, as asked"
-            )
-            converted.tensors[name] = resized.to(converted.tensors[name].dtype)
+    tables = {name: table for name, table in network.named_parameters() if name.endswith(POSITIONS[1])}
+    for name, table in tables.items():
+        held = converted.tensors.get(name)
+        if held is not None and table.shape != held.shape:
+            window = network.get_submodule(name.rpartition(".")[0]).window_size
+            resized = layers.resize_rel_pos_bias_table(held.float(), window, tuple(table.shape))
+            converted.notes.append(f"{name} resized from {list(held.shape)} to {list(table.shape)}, as asked")
+            converted.tensors[name] = resized.to(held.dtype)
 
 
 def _resampled(positions: Tensor, network: Any, converted: Converted, layers: Any) -> Tensor:

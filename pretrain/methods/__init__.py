@@ -113,14 +113,9 @@ def _branches(cfg: CfgNode, student_predictor: bool, teacher_predictor: bool) ->
 
 def _moco(cfg: CfgNode) -> Method:
     moco = cfg.MOCO
-    return MoCo(
-        *_branches(cfg, moco.PREDICTOR, moco.TEACHER_PREDICTOR),
-        _rule(cfg),
-        dim=cfg.HEAD.OUTPUT,
-        queue_size=moco.QUEUE,
-        temperature=moco.TEMPERATURE,
-        symmetric=moco.SYMMETRIC,
-    )
+    branches = _branches(cfg, moco.PREDICTOR, moco.TEACHER_PREDICTOR)
+    options = {"queue_size": moco.QUEUE, "temperature": moco.TEMPERATURE, "symmetric": moco.SYMMETRIC}
+    return MoCo(*branches, _rule(cfg), dim=cfg.HEAD.OUTPUT, **options)
 
 
 def _simsiam(cfg: CfgNode) -> Method:

@@ -73,9 +73,7 @@ class Branch(nn.Module):
 
     def __init__(self, backbone: Backbone, projector: nn.Module, predictor: nn.Module | None = None) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.projector = projector
-        self.predictor = predictor
+        self.backbone, self.projector, self.predictor = backbone, projector, predictor
 
     def forward(self, images: Tensor) -> Tensor:
         embedding = self.projector(self.backbone(images))
@@ -105,9 +103,7 @@ class StudentTeacher(Method):
 
     def __init__(self, student: Branch, teacher: Branch, rule: TeacherRule) -> None:
         super().__init__(rule.alpha_base, rule.alpha_schedule, rule.policy)
-        self.student = student
-        self.teacher = teacher
-        self.rule = rule
+        self.student, self.teacher, self.rule = student, teacher, rule
         copy_student(student, teacher)
         set_alpha(pair_norms(self), rule.alpha_base)
 

@@ -50,20 +50,12 @@ class MoCo(StudentTeacher):
     """
 
     def __init__(
-        self,
-        student: Branch,
-        teacher: Branch,
-        rule: TeacherRule,
-        *,
-        dim: int = 128,
-        queue_size: int = 65536,
-        temperature: float = 0.2,
-        symmetric: bool = False,
-    ) -> None:
+        self, student: Branch, teacher: Branch, rule: TeacherRule, *,
+        dim: int, queue_size: int, temperature: float, symmetric: bool,
+    ) -> None:  # fmt: skip
         super().__init__(student, teacher, rule)
         self.queue = NegativeQueue(queue_size, dim)
-        self.temperature = temperature
-        self.symmetric = symmetric
+        self.temperature, self.symmetric = temperature, symmetric
 
     def forward(self, view1: Tensor, view2: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """The contrastive loss (MoCo, arXiv 1911.05722, eq. 1), once or for both directions, and the keys' spread.
