@@ -22,10 +22,8 @@ def mlp(inputs: int, hidden: int, outputs: int, norm_layer: NormLayer | None) ->
 
 
 def simsiam_projector(inputs: int, hidden: int, outputs: int, norm_layer: NormLayer) -> nn.Sequential:
-    """SimSiam's three-layer projector, normalised after every linear, the output too (arXiv 2011.10566, 3).
-
-    The output's normalisation has no scale and shift, as in the released model.
-    """
+    """SimSiam's three-layer projector, normalised after every linear, the output too (arXiv 2011.10566, 3); that one
+    without scale and shift, as in the released model."""
     return nn.Sequential(
         nn.Linear(inputs, hidden, bias=False),
         norm_layer(hidden),

@@ -59,8 +59,8 @@ def restore(run: Run, state: dict[str, Any], path: Path) -> int:
     """Loads the checkpoint at ``path`` into the run; returns the steps that it has done.
 
     Raises:
-        InputError: it was made under other settings, does not hold this model, is no whole state of a training, or was
-            of another number of processes where a normalisation depends on that.
+        InputError: other settings, another model, no whole state of a training, or another number of processes where a
+            normalisation depends on it.
     """
     _check(state, run.cfg, path)
     check_same_settings(state["config"], run.cfg)
@@ -107,11 +107,8 @@ def _check(state: dict[str, Any], cfg: CfgNode, path: Path) -> None:
 
 
 def check_other_processes(cfg: CfgNode, before: int, now: int) -> None:
-    """Raises InputError for another number of processes where it would change the images that a normalisation sees.
-
-    GN and IN look at one image, SyncBN at the whole micro-batch, EMAN and StudentPN at the student's statistics. All
-    others keep statistics of each process's own images, and under NORM.GROUP_SIZE of each of its groups.
-    """
+    """Raises InputError for another number of processes where it would change the images that a normalisation sees: all
+    but GN, IN (one image), SyncBN (the whole micro-batch), EMAN and StudentPN (the student's statistics)."""
     by_process = norms_of_own_batch(cfg)
     if before == now or not by_process:
         return

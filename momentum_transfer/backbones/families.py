@@ -64,7 +64,6 @@ class Family:
 
 
 def _places(prefix: str, *containers: str) -> tuple[Place, ...]:
-    """The same prefix in several containers."""
     return tuple(Place(container, prefix) for container in containers)
 
 

@@ -46,9 +46,7 @@ def parse(text: str | Path) -> HubName:
     return HubName(parts["repository"], revision, parts["file"])
 
 
-#: Environment variable of the mirror folder.
 MIRROR = "MOMENTUM_TRANSFER_HUB"
-
 #: Looked for in this order where a name holds no file; the first is what this project exports and pushes.
 PREFERRED = ("backbone.safetensors", "model.safetensors", "pytorch_model.bin", "model.safetensors.index.json",
              "pytorch_model.bin.index.json")  # fmt: skip
@@ -65,10 +63,8 @@ def local_file(weights: str | Path) -> Path:
     """
     if is_url(weights):
         return local_copy(str(weights))
-    name = parse(weights)
-    if (folder := mirror()) is not None:
-        return _mirrored(folder, name)
-    return _fetched(name)
+    name, folder = parse(weights), mirror()
+    return _fetched(name) if folder is None else _mirrored(folder, name)
 
 
 def origin(weights: str | Path, file: Path) -> str:
@@ -84,8 +80,7 @@ def origin(weights: str | Path, file: Path) -> str:
 
 def mirror() -> Path | None:
     """The folder that ``$MOMENTUM_TRANSFER_HUB`` names, None if it is not set. Raises InputError if it is no folder."""
-    chosen = os.environ.get(MIRROR)
-    if not chosen:
+    if not (chosen := os.environ.get(MIRROR)):
         return None
     folder = Path(chosen).expanduser()
     if not folder.is_dir():
@@ -138,9 +133,7 @@ def _read_beside(file: str, files: Sequence[str]) -> list[str]:
 
 
 def _listed(files: Sequence[str]) -> str:
-    if not files:
-        return "none"
-    return ", ".join(files[:8]) + (f" and {len(files) - 8} more" if len(files) > 8 else "")
+    return ", ".join(files[:8]) + (f" and {len(files) - 8} more" if len(files) > 8 else "") or "none"
 
 
 def endpoint() -> str:

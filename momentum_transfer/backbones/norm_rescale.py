@@ -156,14 +156,12 @@ def he_ratio(state: Mapping[str, Tensor]) -> float:
     He initialisation has variance ``2 / (9 C_out)`` for ``9 C_in C_out`` numbers, so the norm is about sqrt(2 C_in).
     """
     kernels = [tensor for tensor in state.values() if tensor.dim() == 4 and tensor.shape[2:] == (3, 3)]
-    ratios = [_norm(tensor) / math.sqrt(2 * tensor.shape[1]) for tensor in kernels]
-    return median(ratios) if ratios else 0.0
+    return median(_norm(tensor) / math.sqrt(2 * tensor.shape[1]) for tensor in kernels) if kernels else 0.0
 
 
 def lars_warning(state: Mapping[str, Tensor]) -> str:
     """A sentence if the norms look LARS-trained, else ""."""
-    ratio = he_ratio(state)
-    if ratio <= _LARS_RATIO:
+    if (ratio := he_ratio(state)) <= _LARS_RATIO:
         return ""
     return (
         f"the 3x3 convolutions have {ratio:.1f} times the norm of a fresh network, as LARS-trained weights do; "
@@ -173,8 +171,6 @@ def lars_warning(state: Mapping[str, Tensor]) -> str:
 
 
 LARS_SCOPES = ("conv", "bn", "conv+bn")
-#: The BatchNorm whose convolution sees the image itself, which has no scale to follow.
-_FIRST = "bn1."
 
 
 def scale_weights(state: Mapping[str, Tensor], factor: float, scope: str = "conv+bn") -> dict[str, Tensor]:
@@ -193,7 +189,8 @@ def _power(name: str, tensor: Tensor, scope: str) -> int:
         return 0
     if not name.endswith(("running_mean", "running_var")):
         return int(in_scope(name, tensor, scope))
-    seen = ("conv" in scope) + ("bn" in scope and not name.startswith(_FIRST))
+    # The first BatchNorm's convolution sees the image itself, which has no scale to follow.
+    seen = ("conv" in scope) + ("bn" in scope and not name.startswith("bn1."))
     return 2 * seen if name.endswith("running_var") else seen
 
 

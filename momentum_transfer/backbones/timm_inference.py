@@ -149,7 +149,7 @@ def _project(
 
 
 def _dinov3(shapes: Shapes, clues: Clues) -> TimmArchitecture:
-    """DINOv3 in timm's Eva class; timm's own names pool the patches, the project and transformers its class token."""
+    """DINOv3 in timm's Eva class; timm's own names pool the patches, the project and transformers the class token."""
     if "reg_token" not in shapes or "pos_embed" in shapes:
         raise InputError("expected DINOv3's names, found those of another EVA of timm's; name it, --arch timm:NAME")
     width, _, patch, _ = shapes["patch_embed.proj.weight"]

@@ -141,8 +141,6 @@ def _row(name: str) -> Named:
     return Named(name, width, depth, heads, int(patch), pixels, ratio)
 
 
-#: Options of ours beside the constructor's: epsilons of all LayerNorms and of the last one.
-_EPSILONS = ("norm_eps", "final_norm_eps")
 #: Far beyond the largest networks that there are: pixels or channels of an option, and blocks, by their options' names.
 _MOST_WIDTH, _MOST_BLOCKS = 16_384, 1_000
 _DEPTHS = ("depth", "depths", "layers", "num_blocks")
@@ -153,10 +151,10 @@ def create(architecture: TimmArchitecture, **source: Any) -> Any:
     weights come from, as ``timm.create_model`` takes it."""
     options = dict(architecture.options)
     _check_sizes(options, architecture)
-    epsilons = {key: options.pop(key) for key in _EPSILONS if key in options}
+    norm_eps, final_norm_eps = (options.pop(key, None) for key in ("norm_eps", "final_norm_eps"))
     network = _create_with(architecture, options, source)
     _check_patches(network, architecture)
-    _set_epsilons(network, **epsilons)
+    _set_epsilons(network, norm_eps, final_norm_eps)
     return network
 
 
@@ -172,8 +170,8 @@ def _check_sizes(options: dict[str, Any], architecture: TimmArchitecture) -> Non
             raise InputError(f"expected options up to {most}, found {key} {shown(value)} in {architecture!s:.80}")
 
 
-def _set_epsilons(network: Any, norm_eps: float | None = None, final_norm_eps: float | None = None) -> None:
-    """Epsilons of all LayerNorms and of the last one: other projects' classes differ from timm's entry points."""
+def _set_epsilons(network: Any, norm_eps: float | None, final_norm_eps: float | None) -> None:
+    """Of all LayerNorms and of the last: options of ours, as other projects' classes differ from timm's entry points."""
     for name, value in (("norm_eps", norm_eps), ("final_norm_eps", final_norm_eps)):
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < 1):  # False for NaN
             raise InputError(f"expected {name} between 0 and 1, found {shown(value)}; correct it")
@@ -187,15 +185,11 @@ def _set_epsilons(network: Any, norm_eps: float | None = None, final_norm_eps: f
             final.eps = float(final_norm_eps)
 
 
-#: What timm's constructors raise for values that they cannot build with; not OSError, which is of files and the Hub.
-_OF_OPTIONS = (TypeError, ValueError, LookupError, ArithmeticError, AssertionError, RuntimeError)
-
-
 def _create_with(architecture: TimmArchitecture, options: dict[str, Any], source: dict[str, Any]) -> Any:
     timm = extra("timm", "networks of timm")
     try:
         return timm.create_model(architecture.name, num_classes=0, **source, **options)
-    except _OF_OPTIONS as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, AssertionError, RuntimeError) as error:
         named = re.search(r"(?:unexpected|multiple values for) keyword argument(?:\(s\): \[)? ?'(\w+)'", str(error))
         refused = named[1] if isinstance(error, TypeError) and named and named[1] in options else ""
         if refused == "img_size":  # the network takes any size

@@ -26,10 +26,7 @@ _WITHOUT_BN = ("BN", "SyncBN", "ShuffleBN", "EMAN")
 
 
 def _backbone(cfg: CfgNode, norm: Norm) -> Backbone:
-    """The backbone with that normalisation instead of its batch normalisation.
-
-    InputError if it has none, and ``norm`` is not one that the heads alone can have.
-    """
+    """The backbone with ``norm`` instead of its BatchNorm; InputError if it has none and ``norm`` needs one."""
     architecture = named_architecture(cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM)
     if norm.name not in _WITHOUT_BN and not isinstance(architecture, Architecture):
         with torch.device("meta"):
@@ -52,25 +49,16 @@ def scaled_teacher_momentum(cfg: CfgNode) -> float:
 
 
 def _rule(cfg: CfgNode) -> TeacherRule:
-    own = cfg.NORM.STATISTICS_MOMENTUM
+    norm, teacher, own = cfg.NORM, cfg.TEACHER, cfg.NORM.STATISTICS_MOMENTUM
     return TeacherRule(
-        norm=cfg.NORM.TEACHER,
-        momentum_base=scaled_teacher_momentum(cfg),
-        momentum_schedule=cfg.TEACHER.MOMENTUM_SCHEDULE,
-        moves=cfg.TEACHER.MOVES,
-        statistics_momentum=None if own < 0 else own,
-        alpha_base=cfg.NORM.ALPHA_BASE,
-        alpha_schedule=cfg.NORM.ALPHA_SCHEDULE,
-        policy=cfg.NORM.POLICY,
-        groups=virtual_processes(cfg),
-    )
+        norm=norm.TEACHER, momentum_base=scaled_teacher_momentum(cfg), momentum_schedule=teacher.MOMENTUM_SCHEDULE,
+        moves=teacher.MOVES, statistics_momentum=None if own < 0 else own, alpha_base=norm.ALPHA_BASE,
+        alpha_schedule=norm.ALPHA_SCHEDULE, policy=norm.POLICY, groups=virtual_processes(cfg),
+    )  # fmt: skip
 
 
 def virtual_processes(cfg: CfgNode) -> int:
-    """Virtual processes of NORM.GROUP_SIZE images within one process's micro-batch; 1 where NORM.GROUP_SIZE is 0.
-
-    InputError if the micro-batch does not divide into such groups.
-    """
+    """Groups of NORM.GROUP_SIZE images in one process's micro-batch; 1 where it is 0. InputError if they do not fit."""
     size, processes = cfg.NORM.GROUP_SIZE, distributed.world_size()
     micro = cfg.SOLVER.BATCH_SIZE // (processes * cfg.SOLVER.ACCUMULATE)
     if size == 0:

@@ -52,7 +52,8 @@ class FileStorage:
 
     def __init__(self, dtype: torch.dtype, count: int) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise InputError(f"expected a storage size, found {_shown(count)}; the checkpoint is damaged")
+            found = count if type(count) is int else f"a {type(count).__name__}"  # nested tuples print exponentially
+            raise InputError(f"expected a storage size, found {found}; the checkpoint is damaged")
         self.dtype, self.count, self.itemsize = dtype, count, dtype.itemsize
         self.nbytes = count * self.itemsize
         self._source: tuple[Path, int] | None = None
@@ -72,11 +73,6 @@ class FileStorage:
         if raw.ctypes.data % self.itemsize:
             raw = raw.copy()  # legacy streams do not align their storages
         return torch.from_numpy(raw).view(self.dtype)
-
-
-def _shown(value: Any) -> str:
-    # nested shared tuples would print exponentially
-    return str(value) if type(value) is int else f"a {type(value).__name__}"
 
 
 class LazyTensor:

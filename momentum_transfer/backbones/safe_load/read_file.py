@@ -18,7 +18,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from momentum_transfer.backbones.safe_load.lazy_values import FileStorage, resolve
+from momentum_transfer.backbones.safe_load.lazy_values import resolve
 from momentum_transfer.backbones.safe_load.unpickler import RestrictedUnpickler, plain_key
 from momentum_transfer.core.digests import verify, verify_records, verify_safetensors
 from momentum_transfer.core.errors import InputError, one_line
@@ -115,8 +115,8 @@ def read_safetensors_metadata(path: Path) -> dict[str, str]:
 
 
 def _damaged(what: str, path: Path, error: Exception) -> InputError:
-    detail = one_line(error)
-    return InputError(f"expected a whole checkpoint, found a truncated or damaged {what}: {path} ({detail}); {_NEXT}")
+    found = f"a truncated or damaged {what}: {path} ({one_line(error)})"
+    return InputError(f"expected a whole checkpoint, found {found}; {_NEXT}")
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -152,8 +152,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         try:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         except (safetensors.SafetensorError, *_DAMAGE) as error:
-            reason = one_line(error)
-            raise InputError(f"expected tensors of known kinds, found others: {path} ({reason}); {_NEXT}") from error
+            found = f"others: {path} ({one_line(error)})"
+            raise InputError(f"expected tensors of known kinds, found {found}; {_NEXT}") from error
 
 
 def _check_zip(path: Path) -> None:
@@ -273,22 +273,16 @@ def _read_stream(path: Path) -> Any:
         unpickler().load()  # sizes of C types on the writer's machine
         main = unpickler()
         tree = main.load()
-        _place_legacy_storages(path, stream, unpickler().load(), main.storages)
+        for key in unpickler().load():
+            (count,) = struct.unpack("<q", stream.read(8))
+            storage, offset = main.storages[plain_key(key)], stream.tell()
+            length = count * storage.itemsize
+            if count < 0 or storage.nbytes > length or offset + length > size:
+                need = f"{storage.nbytes:,} bytes for storage {key}"
+                raise InputError(f"expected {need}, found that the file ends first: {path}; {_NEXT}")
+            storage.place(path, offset)
+            stream.seek(offset + length)
     return resolve(tree)
-
-
-def _place_legacy_storages(path: Path, stream: Any, keys: Any, storages: Mapping[str, FileStorage]) -> None:
-    size = path.stat().st_size
-    for key in keys:
-        (count,) = struct.unpack("<q", stream.read(8))
-        storage = storages[plain_key(key)]
-        offset = stream.tell()
-        length = count * storage.itemsize
-        if count < 0 or storage.nbytes > length or offset + length > size:
-            need = f"{storage.nbytes:,} bytes for storage {key}"
-            raise InputError(f"expected {need}, found that the file ends first: {path}; {_NEXT}")
-        storage.place(path, offset)
-        stream.seek(offset + length)
 
 
 def _read_trusted(path: Path, is_zip: bool, head: bytes) -> Any:
