@@ -84,7 +84,7 @@ class KnnMonitor:
 
 
 def compile_networks(method: Method, device: torch.device) -> None:
-    """Compiles student and teacher in place, so that the names in the state stay; the first step does the work.
+    """Compiles student and teacher in place, so that names in the state stay; the first step compiles.
 
     On the CPU it takes a C++ compiler; InputError if there is none.
     """

@@ -127,7 +127,8 @@ def cka_of_networks(
         batches: images [n, 3, H, W] normalised by ImageNet's statistics, the same number n each time; a network with
             statistics of its own sees them normalised by those.
     """
-    cka, names = MinibatchCKA(), ({}, {})  # dicts as sets that keep their order
+    cka = MinibatchCKA()
+    names: tuple[dict[str, None], dict[str, None]] = ({}, {})  # sets that keep their order
 
     def features(network: Backbone, images: Tensor, seen: dict[str, None]) -> Iterator[Tensor]:
         for name, output in block_outputs(network, _normalised(images, network)):

@@ -32,7 +32,7 @@ _OF_MACHINE = (InputError, MemoryError, torch.cuda.OutOfMemoryError)
 
 @contextmanager
 def _users_code(expected: str, advice: str = "") -> Iterator[None]:
-    """Errors of the user's own code in one line."""
+    """Turn an error of the user's own code into an InputError of one line."""
     try:
         yield
     except _OF_MACHINE:

@@ -171,7 +171,7 @@ def _check_sizes(options: dict[str, Any], architecture: TimmArchitecture) -> Non
 
 
 def _set_epsilons(network: Any, norm_eps: float | None, final_norm_eps: float | None) -> None:
-    """Of all LayerNorms and of the last: options of ours, as other projects' classes differ from timm's entry points."""
+    """Of all LayerNorms and of the last: options of ours, for other projects' classes differ from timm's networks."""
     for name, value in (("norm_eps", norm_eps), ("final_norm_eps", final_norm_eps)):
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < 1):  # False for NaN
             raise InputError(f"expected {name} between 0 and 1, found {shown(value)}; correct it")

@@ -111,7 +111,7 @@ class TimmBackbone(nn.Module):
         self._found = ", ".join(map(str, dict.fromkeys(reductions))) or "none"
 
     def train(self, mode: bool = True) -> "TimmBackbone":
-        """The network inside reads its own flag."""
+        """Switch timm's module too: it reads a flag of its own."""
         self.network.training = mode
         super().train(mode)
         return self

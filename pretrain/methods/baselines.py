@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.pretrain.heads import embedding_std
-from momentum_transfer.pretrain.methods.method import Method, SingleNetwork
+from momentum_transfer.pretrain.methods.method import Method
 
 
 class Classifier(nn.Module):
@@ -21,7 +21,7 @@ class Classifier(nn.Module):
         return features, self.fc(features)
 
 
-class Supervised(SingleNetwork):
+class Supervised(Method):
     """Cross-entropy of view 1, which ignores view 2. ``student`` is a ``Classifier``."""
 
     def forward(self, view1: Tensor, view2: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
@@ -42,5 +42,4 @@ class RandomBackbone(Method):
     """
 
     def __init__(self, backbone: Backbone) -> None:
-        super().__init__()
-        self.student = nn.ModuleDict({"backbone": backbone})
+        super().__init__(nn.ModuleDict({"backbone": backbone}))

@@ -1,4 +1,4 @@
-"""What the training loop asks of every method, and the bases of methods with a teacher and of one network."""
+"""What the training loop asks of every method, and the base of methods with a teacher."""
 
 from dataclasses import dataclass
 
@@ -33,10 +33,15 @@ class Method(nn.Module):
         """
         raise NotImplementedError
 
-    def __init__(self, alpha_base: float = 1.0, alpha_schedule: str = "cosine", policy: str = "local") -> None:
-        """Momentum BN's weight of the batch, and the policy of the processes' histories (``norms.commit_pair``)."""
+    def __init__(
+        self, student: nn.Module, alpha_base: float = 1.0, alpha_schedule: str = "cosine", policy: str = "local"
+    ) -> None:
+        """The student, which holds the ``backbone``; Momentum BN's weight of the batch; the policy of the processes'
+        histories (``norms.commit_pair``)."""
         super().__init__()
+        self.student = student
         self.alpha_base, self.alpha_schedule, self.policy = alpha_base, alpha_schedule, policy
+        set_alpha(pair_norms(self), alpha_base)
 
     def begin_step(self, progress: float) -> dict[str, float]:
         """Sets Momentum BN's alpha for the forwards at the fraction ``progress`` of the run; returns it for the log."""
@@ -101,9 +106,11 @@ class StudentTeacher(Method):
     The teacher has the student's parameter names, possibly without predictor, possibly of another normalisation.
     """
 
+    student: Branch
+
     def __init__(self, student: Branch, teacher: Branch, rule: TeacherRule) -> None:
-        super().__init__(rule.alpha_base, rule.alpha_schedule, rule.policy)
-        self.student, self.teacher, self.rule = student, teacher, rule
+        super().__init__(student, rule.alpha_base, rule.alpha_schedule, rule.policy)
+        self.teacher, self.rule = teacher, rule
         copy_student(student, teacher)
         set_alpha(pair_norms(self), rule.alpha_base)
 
@@ -119,12 +126,3 @@ class StudentTeacher(Method):
         if self.rule.norm != "ShuffleBN":
             return self.teacher(view)
         return shuffled_forward(self.teacher, view, self.rule.groups)
-
-
-class SingleNetwork(Method):
-    """A method of one network, the ``student``, which holds the ``backbone``."""
-
-    def __init__(self, student: nn.Module, alpha_base: float, alpha_schedule: str, policy: str) -> None:
-        super().__init__(alpha_base, alpha_schedule, policy)
-        self.student = student
-        set_alpha(pair_norms(self), alpha_base)

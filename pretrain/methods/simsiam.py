@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from momentum_transfer.pretrain.heads import embedding_std, negative_cosine
-from momentum_transfer.pretrain.methods.method import Branch, SingleNetwork
+from momentum_transfer.pretrain.methods.method import Branch, Method
 
 
-class SimSiam(SingleNetwork):
+class SimSiam(Method):
     """A predictor and a stop-gradient, no teacher; ``student`` is a ``Branch`` with predictor."""
 
     student: Branch
