@@ -144,7 +144,7 @@ class _ArrayPickler(pickle.Pickler):
 def _write_safetensors(path: str | Path, state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """The tensors with sorted metadata: in the library's random order equal backbones would have different hashes."""
     users = Counter(tensor.untyped_storage().data_ptr() for tensor in state.values())
-    # The library does not write tensors that share a storage.
+    # The library does not write tensors on one storage.
     own = {name: tensor.clone() if users[tensor.untyped_storage().data_ptr()] > 1 else tensor
            for name, tensor in state.items()}  # fmt: skip
     with atomic_path(path) as temporary:
