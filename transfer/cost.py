@@ -89,7 +89,6 @@ _Part = tuple[nn.Module, list[Tensor], int]
 
 
 def _heads(cfg: CfgNode, network: Detector, image: Tensor, maps: dict[str, Tensor]) -> Iterator[_Part]:
-    """The parts behind the backbone."""
     if isinstance(network, RCNN):
         rpn = network.proposal_generator
         yield from ((rpn.rpn_head, [maps[name]], 1) for name in rpn.levels)

@@ -103,9 +103,8 @@ def fit(
         sets: the training sets. given: keys that were set by hand, whose values in ``cfg`` stay; rate and schedule
             follow from a given SOLVER.IMS_PER_BATCH, the warm-up from a given SOLVER.MAX_ITER.
     """
-    images = [image for data in sets for image in data.load()["images"]]
     count = len({(data.name, entry["image_id"]) for data in sets for entry in data.load()["annotations"]})
-    side, aspect, small, why_side = _side(sets, images, machine)
+    side, aspect, small, why_side = _side(sets, machine)
     batch, side, why_batch = _batch(count, side, aspect, machine, _given(cfg, given, "IMS_PER_BATCH"))
     smallest = 32 if small * side >= 22 else 16 if small * side >= 11 else 8
     sizes = [max(side - 64, 128), max(side - 32, 128), side]
@@ -151,7 +150,6 @@ def fit_segmenter(
 
 
 def _sizes(sizes: list[int], side: int, aspect: float, why: str) -> list[FittedSetting]:
-    """Sizes of images in training and at test."""
     longest = int(side * aspect)
     return [
         FittedSetting("INPUT.MIN_SIZE_TRAIN", sizes, why),
@@ -202,13 +200,11 @@ def _teacher(batch: int, run: int) -> list[FittedSetting]:
     ]
 
 
-def _side(
-    sets: Sequence[DetectionData], images: Sequence[dict[str, Any]], machine: Machine
-) -> tuple[int, float, float, str]:
+def _side(sets: Sequence[DetectionData], machine: Machine) -> tuple[int, float, float, str]:
     """Shorter side, longest aspect, a small box as a fraction of the shorter side, and the reason."""
-    shapes = {
-        (data.name, image["id"]): (image["width"], image["height"]) for data in sets for image in data.load()["images"]
-    }
+    images = [(data.name, image) for data in sets for image in data.load()["images"]]
+    sizes = [(image["width"], image["height"]) for _, image in images]
+    shapes = {(name, image["id"]): size for (name, image), size in zip(images, sizes, strict=True)}
     fractions = [
         (entry["bbox"][2] * entry["bbox"][3]) ** 0.5 / min(shapes[data.name, entry["image_id"]])
         for data in sets
@@ -218,8 +214,7 @@ def _side(
     small = float(np.quantile(fractions, 0.1)) if fractions else 0.1
     most = MOST_SIDE[machine.device]
     side = int(np.clip(SMALL_BOX / small, LEAST_SIDE, most)) // 32 * 32
-    aspect = _aspect([(image["width"], image["height"]) for image in images])
-    native = int(np.median([min(image["width"], image["height"]) for image in images]))
+    aspect, native = _aspect(sizes), int(np.median([min(size) for size in sizes]))
     why = (
         f"small boxes are {100 * small:.0f} % of the shorter side ({native} px in the files) and get "
         f"{SMALL_BOX} px; {LEAST_SIDE} to {most} on {machine.device}"

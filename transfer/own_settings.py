@@ -153,10 +153,11 @@ def _fitted(cfg: CfgNode, sets: Sequence[Any], given: Sequence[str], resume: boo
     return fitted
 
 
-def architecture_settings(architecture: AnyArchitecture, why: str = "the weights' own") -> list[FittedSetting]:
+def architecture_settings(architecture: AnyArchitecture) -> list[FittedSetting]:
     """Depth and widths of a ResNet, or another network's name; InputError for a stem that detectors do not build."""
     from momentum_transfer.backbones.resnet import Architecture
 
+    why = "the weights' own"
     if not isinstance(architecture, Architecture):
         return [FittedSetting("MODEL.BACKBONE.ARCH", str(architecture), why)]
     if architecture.stem != "imagenet":

@@ -173,7 +173,6 @@ def _results(cfg: CfgNode, request: Request) -> Path:
 
 
 def _is_done(cfg: CfgNode, request: Request, engine: Engine, initial: InitialWeights, trial: int) -> bool:
-    """Whether the results hold a trial's records."""
     fields = {"trial": trial, "config": identity(cfg), "sha256": initial.sha256, "engine": engine.name}
     return records.done(_results(cfg, request), **fields, finetuned=not request.eval_only)
 

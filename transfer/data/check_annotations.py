@@ -165,7 +165,6 @@ def _outside(path: Path, folder: Path) -> str | None:
 
 
 def _shape_problems(annotation: Mapping[str, Any], image: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Problems of one annotation's box and mask."""
     box = annotation.get("bbox")
     if not isinstance(box, list) or len(box) != 4 or not all(_is_number(value) for value in box):
         yield "malformed box", f"{shown(box)}, expected [x, y, width, height]"

@@ -21,7 +21,7 @@ from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.detection_datasets import short_name
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData, label_file, write_truth
 from momentum_transfer.transfer.tasks.task import Task
-from momentum_transfer.transfer.torchvision_engine.data import annotated_images, with_objects
+from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, annotated_images, with_objects
 from momentum_transfer.transfer.torchvision_engine.semantic_run import images_of
 
 #: What ENGINE says in a configuration that this project trains; else it is Detectron2's own trainer that follows it.
@@ -58,23 +58,24 @@ def register_data(cfg: CfgNode, task: Task[Any], out_dir: Path) -> None:
     """
     from detectron2.data import DatasetCatalog, MetadataCatalog
 
+    segments = task.name == "segmentation"
     for data in {data.name: data for data in task.train}.values():
         name = data_name(data.name)
         if name in DatasetCatalog:  # an earlier run's, perhaps of files that have changed
             DatasetCatalog.remove(name)
             MetadataCatalog.pop(name, None)
-        DatasetCatalog.register(name, _DICTS[task.name](cfg, data, out_dir))
-        MetadataCatalog.get(name).set(**{_CLASSES[task.name]: list(data.classes)})
+        DatasetCatalog.register(name, _segmentation(data, out_dir) if segments else _detection(cfg, data))
+        MetadataCatalog.get(name).set(**{"stuff_classes" if segments else "thing_classes": list(data.classes)})
     barrier()
 
 
-def _detection(cfg: CfgNode, data: DetectionData, out_dir: Path) -> Callable[[], list[dict[str, Any]]]:
+def _detection(cfg: CfgNode, data: DetectionData) -> Callable[[], list[dict[str, Any]]]:
     if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS and not with_objects(annotated_images(data)):
         raise InputError(f"no image with objects in {data.name}; nothing can be trained")
     return functools.partial(dataset_dicts, data)
 
 
-def _segmentation(cfg: CfgNode, data: SemanticData, out_dir: Path) -> Callable[[], list[dict[str, Any]]]:
+def _segmentation(data: SemanticData, out_dir: Path) -> Callable[[], list[dict[str, Any]]]:
     folder = out_dir / f"labels_{data.name}"
     if is_main():
         write_truth(data, folder)
@@ -92,17 +93,19 @@ def dataset_dicts(data: DetectionData) -> list[dict[str, Any]]:
             | ({"segmentation": _compressed(a.segmentation)} if a.segmentation is not None else {})
             for a in image.annotations
         ]
-        size = {"height": image.height, "width": image.width}
-        found.append({"file_name": str(image.file), "image_id": image.image_id, "annotations": annotations, **size})
+        found.append({**image_dict(image), "annotations": annotations})
     return found
 
 
+def image_dict(image: AnnotatedImage) -> dict[str, Any]:
+    """An image's file, id and size in Detectron2's form."""
+    size = {"height": image.height, "width": image.width}
+    return {"file_name": str(image.file), "image_id": image.image_id, **size}
+
+
 def _label_dicts(data: SemanticData, folder: Path) -> list[dict[str, Any]]:
-    return [
-        {"file_name": str(image.file), "image_id": image.image_id, "height": image.height,
-         "width": image.width, "sem_seg_file_name": str(label_file(folder, image.image_id))}
-        for image in images_of(data)
-    ]  # fmt: skip
+    labels = "sem_seg_file_name"
+    return [{**image_dict(one), labels: str(label_file(folder, one.image_id))} for one in images_of(data)]
 
 
 def _compressed(segmentation: Any) -> Any:
@@ -159,7 +162,8 @@ def training_loader(d2_cfg: Any) -> Any:
     """Endless batches: Detectron2's own path, or that of its DeepLab project (resize, crop, flip)."""
     from detectron2.data import DatasetMapper, build_detection_train_loader
 
-    mapper = NamingMapper(DatasetMapper(d2_cfg, is_train=True, **_OPTIONS[task_name(d2_cfg)](d2_cfg)))
+    options = {"augmentations": _crops(d2_cfg)} if task_name(d2_cfg) == "segmentation" else {}
+    mapper = NamingMapper(DatasetMapper(d2_cfg, is_train=True, **options))
     return build_detection_train_loader(d2_cfg, mapper=mapper)
 
 
@@ -176,18 +180,6 @@ def _crops(d2_cfg: Any) -> list[Any]:
     if i.RANDOM_FLIP == "horizontal":
         steps.append(T.RandomFlip())
     return steps
-
-
-#: What a task's data is in Detectron2's catalogue, what it calls the classes, and how its training path differs.
-_DICTS: dict[str, Callable[[CfgNode, Any, Path], Callable[[], list[dict[str, Any]]]]] = {
-    "detection": _detection,
-    "segmentation": _segmentation,
-}
-_CLASSES = {"detection": "thing_classes", "segmentation": "stuff_classes"}
-_OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "detection": lambda _: {},
-    "segmentation": lambda d2_cfg: {"augmentations": _crops(d2_cfg)},
-}
 
 
 def test_mapper(d2_cfg: Any) -> NamingMapper:

@@ -24,6 +24,7 @@ from momentum_transfer.transfer.detectron2_engine.data import (
     ENGINE,
     dataset_dicts,
     detectron2_config,
+    image_dict,
     register_data,
     test_mapper,
 )
@@ -133,9 +134,7 @@ def _predict(d2_cfg: Any, model: nn.Module, data: Any, out_dir: Path) -> Predict
         def write(given: dict[str, Any], found: dict[str, Any]) -> None:
             write_labels(found["sem_seg"].argmax(dim=0), label_file(path, given["image_id"]))
 
-        images = [{"file_name": str(image.file), "image_id": image.image_id, "height": image.height,
-                   "width": image.width} for image in images_of(data)]  # fmt: skip
-        seconds = _predict_each(d2_cfg, model, images, write)
+        seconds = _predict_each(d2_cfg, model, [image_dict(image) for image in images_of(data)], write)
         barrier()
         return Predictions(path, data.name, (), ENGINE, seconds)
     entries: list[dict[str, Any]] = []

@@ -67,7 +67,6 @@ class DenseProgram(nn.Module):
         return clipped[kept], values[kept], classes[kept]
 
     def _predictions(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Anchors, scores and offsets of every level."""
         heads = self.detector.heads
         if isinstance(heads, RetinaNet):
             logits, offsets = heads.head(maps)

@@ -1,4 +1,4 @@
-"""The files of a prediction: one line an image, so that a stopped command resumes; then COCO results and counts."""
+"""Files of a prediction: a line an image, from which a stopped command resumes; COCO results; tables of counts."""
 
 import csv
 import json

@@ -102,7 +102,6 @@ class Detection(Task[DetectionData]):
                 say(f"overview: {path}")
 
     def _truth(self, data: DetectionData, iou_type: IouType) -> GroundTruth:
-        """The parsed ground truth of a test set."""
         key = data.name, iou_type
         if key not in self._truths:
             truth = load_ground_truth(data.annotation_file, iou_type, area=data.kind != "voc")

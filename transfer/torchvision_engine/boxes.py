@@ -12,24 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection._utils import BoxCoder
+from torchvision.ops import box_area, clip_boxes_to_image
 
-
-def clip(boxes: Tensor, image_size: tuple[int, int]) -> Tensor:
-    """Boxes [..., 4] limited to an image of (height, width)."""
-    height, width = image_size
-    x1, y1, x2, y2 = boxes.unbind(-1)
-    limited = (x1.clamp(0, width), y1.clamp(0, height), x2.clamp(0, width), y2.clamp(0, height))
-    return torch.stack(limited, dim=-1)
+#: Area of boxes [N, 4] in square pixels, [N]; and boxes [..., 4] limited to an image of (height, width).
+area, clip = box_area, clip_boxes_to_image
 
 
 def nonempty(boxes: Tensor, threshold: float = 0.0) -> Tensor:
     """Bool [N]: both sides are longer than ``threshold`` pixels."""
     return ((boxes[:, 2] - boxes[:, 0]) > threshold) & ((boxes[:, 3] - boxes[:, 1]) > threshold)
-
-
-def area(boxes: Tensor) -> Tensor:
-    """Area in square pixels, [N]."""
-    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
 
 
 def pairwise_iou(first: Tensor, second: Tensor) -> Tensor:

@@ -59,7 +59,6 @@ def unsupported(cfg: CfgNode) -> str | None:
 
 
 def _problems(cfg: CfgNode) -> Iterator[str]:
-    """What concerns every network."""
     amp = cfg.SOLVER.AMP
     c4 = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and cfg.MODEL.ROI_HEADS.NAME in C4_HEADS
     backbone = "build_resnet_backbone" if c4 else _BACKBONES[cfg.MODEL.META_ARCHITECTURE]
@@ -74,7 +73,6 @@ def _problems(cfg: CfgNode) -> Iterator[str]:
 
 
 def _resnet_problems(cfg: CfgNode) -> Iterator[str]:
-    """What concerns ResNets only."""
     resnets = cfg.MODEL.RESNETS
     if resnets.STRIDE_IN_1X1:
         yield "MODEL.RESNETS.STRIDE_IN_1X1 True is Caffe2's ResNet; set it False"
@@ -86,7 +84,6 @@ def _resnet_problems(cfg: CfgNode) -> Iterator[str]:
 
 
 def _detector_problems(cfg: CfgNode) -> Iterator[str]:
-    """What concerns detectors only."""
     model = cfg.MODEL
     if model.RESNETS.RES5_DILATION != 1 or model.RESNETS.RES4_DILATION != 1:
         yield "MODEL.RESNETS.RES4_DILATION or RES5_DILATION other than 1"

@@ -124,7 +124,6 @@ def training_loader(
 
 
 def _predict(cfg: CfgNode, network: Detector, data: Any, out_dir: Path) -> Predictions:
-    """Detections (or label PNGs) of one data set."""
     path, types, seconds = _RUNS[task_name(cfg)].predict(cfg, network, data, out_dir)
     return Predictions(path, data.name, types, TorchvisionEngine.name, seconds)
 
@@ -190,7 +189,7 @@ def _finetune(experiment: Experiment, seed: int, out_dir: Path, resume: bool, sc
     out_dir.mkdir(parents=True, exist_ok=True)
     final, last = out_dir / "model_final.pth", training_state.last(out_dir)
     if resume and final.is_file():
-        _, position = training_state.read_final(final)
+        position = training_state.read_final(final)
         say(f"{final} is finished already")
         return Finetuned(final, position.loaded, position.new)
     if not resume and last is not None:

@@ -33,15 +33,14 @@ class ChannelNorm(nn.Module):
     Its parameters take the ordinary weight decay, as Detectron2's do.
     """
 
-    def __init__(self, channels: int, eps: float = 1e-6) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
         self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         centred = x - x.mean(dim=1, keepdim=True)
         variance = centred.pow(2).mean(dim=1, keepdim=True)
-        normalised = centred / torch.sqrt(variance + self.eps)
+        normalised = centred / torch.sqrt(variance + 1e-6)
         return self.weight[:, None, None] * normalised + self.bias[:, None, None]
 
 

@@ -63,7 +63,8 @@ def build_detector(cfg: CfgNode) -> Detector:
     return RCNN(backbone, _rpn(cfg, backbone), heads, **pixels)
 
 
-def _resnet(cfg: CfgNode) -> Any:
+def resnet_of(cfg: CfgNode) -> Any:
+    """The freshly initialised ResNet of a config, with its norm (an empty name: none)."""
     norm = norm_layer(cfg.MODEL.RESNETS.NORM)
     return build_resnet(architecture_of(cfg), norm if norm is not None else nn.Identity)
 
@@ -74,7 +75,7 @@ def _pyramid(cfg: CfgNode, convolved_from: str = "") -> FPN | SimplePyramid:
     if cfg.MODEL.BACKBONE.ARCH:
         bottom_up = vit(cfg) if cfg.MODEL.VIT.FORM == "vitdet" else any_backbone.build_network(cfg)
     else:
-        bottom_up = BottomUp(_resnet(cfg), freeze_at=freeze_at(cfg))
+        bottom_up = BottomUp(resnet_of(cfg), freeze_at=freeze_at(cfg))
     plain = LAST in bottom_up.channels
     channels, norm = cfg.MODEL.FPN.OUT_CHANNELS, cfg.MODEL.FPN.NORM
     top: TopBlock = MaxPoolP6()
@@ -174,7 +175,7 @@ def _cascade_heads(cfg: CfgNode, backbone: FPN | SimplePyramid) -> CascadeRoIHea
 
 
 def _c4(cfg: CfgNode, pixels: dict[str, Any]) -> RCNN:
-    resnet = _resnet(cfg)
+    resnet = resnet_of(cfg)
     backbone = SingleScale(BottomUp(resnet, last="res4", freeze_at=freeze_at(cfg)))
     channels = resnet.num_features
     extra = norm_layer(cfg.MODEL.RESNETS.NORM) if cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeadsExtraNorm" else None

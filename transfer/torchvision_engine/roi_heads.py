@@ -23,14 +23,13 @@ from momentum_transfer.transfer.torchvision_engine.region_heads import (
 from momentum_transfer.transfer.torchvision_engine.structures import Detections, Maps, Output, Proposals, Target
 
 
-def assign_levels(boxes: Tensor, min_level: int, max_level: int, size: int = 224, level: int = 4) -> Tensor:
+def assign_levels(boxes: Tensor, min_level: int, max_level: int) -> Tensor:
     """Index of the pyramid level of each box, from 0 for ``min_level`` (FPN, equation 1).
 
-    A box of ``size`` × ``size`` pixels belongs to ``level``, one of half the side to the level below. Boxes [R, 4] →
-    int64 [R].
+    A box of 224 × 224 pixels belongs to level 4, one of half the side to level 3. Boxes [R, 4] → int64 [R].
     """
     side = torch.sqrt(box_ops.area(boxes))
-    levels = torch.floor(level + torch.log2(side / size + 1e-8))
+    levels = torch.floor(4 + torch.log2(side / 224 + 1e-8))
     return levels.clamp(min=min_level, max=max_level).to(torch.int64) - min_level
 
 

@@ -13,7 +13,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
-from momentum_transfer.backbones.resnet import build_resnet
 from momentum_transfer.core import samplers
 from momentum_transfer.core.distributed import barrier, rank, world_size
 from momentum_transfer.core.files import atomic_path, sha256_of_text
@@ -28,8 +27,7 @@ from momentum_transfer.transfer.torchvision_engine.backbone import BottomUp, Sin
 from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, Mapper, output_size, read_image, resize
 from momentum_transfer.transfer.torchvision_engine.detection_run import mapper_of, predict_each
 from momentum_transfer.transfer.torchvision_engine.detectors import Detector
-from momentum_transfer.transfer.torchvision_engine.layers import norm_layer
-from momentum_transfer.transfer.torchvision_engine.models import architecture_of, freeze_at
+from momentum_transfer.transfer.torchvision_engine.models import freeze_at, resnet_of
 from momentum_transfer.transfer.torchvision_engine.segmentors import (
     ASPP,
     LAST_MAP,
@@ -238,9 +236,7 @@ def _backbone(cfg: CfgNode) -> SingleScale:
     if cfg.MODEL.BACKBONE.ARCH:
         network = any_backbone.build_network(cfg)
         return SingleScale(network, max(network.strides.values()), cfg.MODEL.BACKBONE.SQUARE)
-    resnets = cfg.MODEL.RESNETS
-    norm = norm_layer(resnets.NORM)
-    resnet = build_resnet(architecture_of(cfg), norm if norm is not None else torch.nn.Identity)
+    resnets, resnet = cfg.MODEL.RESNETS, resnet_of(cfg)
     if resnets.RES4_DILATION > 1:
         dilate(resnet.layer3, [resnets.RES4_DILATION])
     if resnets.RES5_DILATION > 1:
@@ -249,7 +245,6 @@ def _backbone(cfg: CfgNode) -> SingleScale:
 
 
 def _linear(cfg: CfgNode) -> LinearSegmentor:
-    """The linear probe of a config."""
     head, backbone = cfg.MODEL.SEM_SEG_HEAD, _backbone(cfg)
     widths = list(backbone.channels.values())
     channels = sum(widths[-1] if name == LAST_MAP else backbone.channels[name] for name in head.IN_FEATURES)

@@ -154,7 +154,7 @@ class Proposals:
     matched_boxes: Tensor = field(default_factory=lambda: torch.empty(0, 4))
 
 
-def paste(masks: Tensor, boxes: Tensor, image_size: tuple[int, int], threshold: float = 0.5) -> Tensor:
+def paste(masks: Tensor, boxes: Tensor, image_size: tuple[int, int]) -> Tensor:
     """Mask probabilities [D, M, M] put into their boxes [D, 4] → bool [D, height, width], by bilinear interpolation.
 
     One mask at a time, and only in the window its box covers: fastest on a CPU, and a GPU's memory stays small.
@@ -172,7 +172,7 @@ def paste(masks: Tensor, boxes: Tensor, image_size: tuple[int, int], threshold: 
         y = (y - box[1]) / (box[3] - box[1]) * 2 - 1
         grid = torch.stack((x[None, :].expand(len(y), -1), y[:, None].expand(-1, len(x))), dim=2)
         window = F.grid_sample(mask[None, None], grid[None].to(mask.dtype), align_corners=False)[0, 0]
-        pasted[index, y0:y1, x0:x1] = window >= threshold
+        pasted[index, y0:y1, x0:x1] = window >= 0.5
     return pasted
 
 

@@ -183,12 +183,12 @@ def save_weights(path: Path, detector: Detector, position: Position) -> Path:
     return path
 
 
-def read_final(path: Path) -> tuple[dict[str, Tensor], Position]:
-    """The weights of ``save_weights`` and where they came from."""
+def read_final(path: Path) -> Position:
+    """Where the weights that ``save_weights`` wrote came from."""
     content = read_archive(path, own=True)
     parts: dict[str, Any] = {"model": dict, "iteration": int, "loaded": (list, tuple), "new": (list, tuple)}
     check_parts(content if isinstance(content, dict) else {}, parts, path)
-    return content["model"], Position(content["iteration"] + 1, tuple(content["loaded"]), tuple(content["new"]))
+    return Position(content["iteration"] + 1, tuple(content["loaded"]), tuple(content["new"]))
 
 
 class BestKeeper:

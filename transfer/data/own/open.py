@@ -160,7 +160,6 @@ def _read_set(source: Path, images: Path | None = None) -> LabelledSet:
 
 
 def _forms(source: Path, images: Path | None = None) -> list[str]:
-    """The forms of the labels that a folder holds."""
     forms = {
         coco_json.FORM: bool(coco_json.coco_files(source)),
         voc_xml.FORM: bool(voc_xml.xml_files(source)),
