@@ -22,7 +22,7 @@ from momentum_transfer.core.neighbours import search
 from momentum_transfer.lowshot import diagnostics, inputs, knn, presets
 from momentum_transfer.lowshot.classifier import Setup
 from momentum_transfer.lowshot.features.extract import StageFeatures, compute
-from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_vary
+from momentum_transfer.lowshot.features.feature_set import FeatureSet, check, check_vary
 from momentum_transfer.lowshot.finetune import evaluate_finetune
 from momentum_transfer.lowshot.fixmatch import check_backbone, check_preset, evaluate_fixmatch, grouped
 from momentum_transfer.lowshot.identity import Score, about_network, settings_hash
@@ -228,10 +228,23 @@ def _linear_features(
     def features_of(batch: Tensor) -> Tensor:
         return compute(network, batch, cfg.FEATURES.PRECISION, choose_device())
 
+    return from_images(data, features_of, _check_some(data, features_of), size)
+
+
+def _check_some(data: LabelledData, features_of: Callable[[Tensor], Tensor]) -> int:
+    """D of the features [n, D] of 16 training images; InputError where they are not finite, or all the same."""
     rows = np.linspace(0, len(data.train) - 1, min(len(data.train), 16)).astype(int)
     some = features_of(torch.stack([data.plain(data.train[int(row)][0]) for row in rows])).cpu().numpy()
-    check_vary(FeatureSet(some, data.train.labels[rows], "the training images that were tried", ""))
-    return from_images(data, features_of, some.shape[1], size)
+    tried = FeatureSet(some, data.train.labels[rows], "the training images that were tried", "")
+    check(tried)
+    check_vary(tried)
+    return int(some.shape[1])
+
+
+def _check_start(cfg: CfgNode, source: SourceBackbone | None, data: LabelledData) -> None:
+    """The same of the network that a training starts from."""
+    network = StageFeatures(inputs.backbone_builder(cfg, source)()).to(choose_device())
+    _check_some(data, lambda batch: compute(network, batch, "fp32", choose_device()))
 
 
 def _finetune(
@@ -242,6 +255,7 @@ def _finetune(
     data = images.labelled(node.WORKERS)
     part = node.TRAINABLE
     protocol = node.PRESET + (f"/{part}" if part != "all" else "")
+    _check_start(cfg, source, data)
     for trial in _trials(cfg, "FINETUNE", protocol, preset.batch_size, data, source):
         if not wanted(trial.task, trial.protocol, trial.index):
             continue
@@ -264,6 +278,7 @@ def _fixmatch(
             f"{max(setting.weak_batches)}; lower it"
         )
     views = images.weak_and_strong(setting.preset.strong_levels)
+    _check_start(cfg, source, data)
     for trial in _trials(cfg, "FIXMATCH", _fixmatch_protocol(node), setting.preset.batch_size, data, source):
         if not wanted(trial.task, trial.protocol, trial.index):
             continue

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from momentum_transfer.backbones.trainable import check_part, keep_statistics, l
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import with_values
 from momentum_transfer.pretrain.methods.method import Method, StudentTeacher
+from momentum_transfer.pretrain.monitor import EvaluationImages
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,21 @@ class Start:
     def network(self) -> nn.Module:
         """A plain copy of the backbone, for statistics of new images."""
         return self.source.build()
+
+    def check(self, images: EvaluationImages, device: torch.device) -> None:
+        """InputError for images that are all one, or features of them that are not finite or all the same."""
+        count = len(images)
+        some = torch.stack([images[int(row)][0] for row in np.linspace(0, count - 1, min(count, 16))])
+        if len(some) > 1 and bool((some == some[0]).all()):
+            raise InputError(f"expected images that differ, found the same {len(some)} times; check them for copies")
+        with torch.no_grad():
+            features = self.network.to(device).eval()(some.to(device)).float()
+        if not bool(features.isfinite().all()):
+            raise InputError(f"expected finite features, found NaN or infinite ones of {self.source.name}; its training "
+                             "diverged, give other weights")  # fmt: skip
+        if len(some) > 1 and bool(((features - features[0]).abs() <= 1e-6 * features[0].abs().max()).all()):
+            raise InputError(f"expected features that differ between images, found the same for all {len(some)} of "
+                             f"{self.source.name}; its training collapsed, give other weights")  # fmt: skip
 
     def give(self, method: Method) -> None:
         """Load the backbone's weights and statistics into the student, and let the teacher begin as its copy.

@@ -100,7 +100,7 @@ def check_vary(*sides: FeatureSet) -> None:
         if same and len(features) > 1:
             raise InputError(
                 f"expected features that differ between images, found the same for all {len(features)} of {data.name}; "
-                "the network has collapsed, or its weights are not the trained ones: look at them with diagnostics"
+                "the images are copies of one, the network has collapsed, or its weights are not the trained ones"
             )
 
 
@@ -139,5 +139,5 @@ def check_known(labels: np.ndarray, test_labels: np.ndarray, name: str, test_nam
         raise InputError(
             f"labels do not match: {test_name} has classes that {name} lacks: "
             f"{', '.join(map(str, unknown[:10]))}{' …' if len(unknown) > 10 else ''}; "
-            "were both splits indexed by the same list of classes?"
+            "were both splits indexed by the same list of classes, and have all of them images that train?"
         )

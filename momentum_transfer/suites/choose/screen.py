@@ -70,19 +70,14 @@ class Sample:
 
 
 def sample_of_files(files: LabelledFiles, seed: int) -> Sample:
-    """Up to ``MOST_IMAGES`` images, as many of each class as there are; InputError where they say nothing."""
+    """Up to ``MOST_IMAGES`` images, as many of each class as there are; InputError where all are one."""
     labels = np.asarray(files.labels)
-    if len(np.unique(labels)) < 2:
-        raise InputError(f"expected images of two classes or more, found {counted(len(set(labels)), 'class')}")
-    if len(labels) < 2 * len(files.classes):
-        found = f"{counted(len(labels), 'image')} of {counted(len(files.classes), 'class')}"
-        raise InputError(f"expected at least two training images a class to rank by, found {found}; give more images")
     order = np.random.default_rng(seed).permutation(len(labels))
     turn = np.empty(len(labels), dtype=int)  # how many of its class come before an image
     for label in np.unique(labels):
         turn[order[labels[order] == label]] = np.arange((labels == label).sum())
     kept = np.sort(order[np.argsort(turn[order], kind="stable")][:MOST_IMAGES])
-    images = _read([files.paths[row] for row in kept])
+    images = read_images([files.paths[row] for row in kept])
     return Sample(images, labels[kept], np.arange(len(kept)), len(files.classes))
 
 
@@ -109,7 +104,7 @@ def sample_of_boxes(data: DetectionData, seed: int) -> Sample:
             beside = _beside(boxes, boxes[index], random)
             regions += [(beside, len(data.classes), row)] if beside is not None else []
     places, labels, rows = (np.array(column) for column in zip(*regions, strict=True))
-    images = _read([data.image_path(image) for image in kept])
+    images = read_images([data.image_path(image) for image in kept])
     return Sample(images, labels, rows, len(data.classes), places, small=True)
 
 
@@ -124,13 +119,13 @@ def _beside(boxes: np.ndarray, like: np.ndarray, random: np.random.Generator) ->
     return None
 
 
-def _read(paths: Sequence[Path]) -> tuple[PIL.Image.Image, ...]:
+def read_images(paths: Sequence[Path]) -> tuple[PIL.Image.Image, ...]:
     """The images, none larger than is needed; InputError where all are one."""
     images = []
     for path in track(paths, "reading images"):
         images.append(read_rgb(path))
         images[-1].thumbnail((_KEPT, _KEPT))
-    if len({(image.size, image.tobytes()) for image in images}) == 1:
+    if len(images) > 1 and len({(image.size, image.tobytes()) for image in images}) == 1:
         raise InputError(f"expected images that differ, found the same {len(images)} times; check --train for copies")
     return tuple(images)
 
@@ -232,10 +227,10 @@ class _Regions:
         return [value for name, value in self.backbone.stages(images).items() if name != "pooled"]
 
 
-def check_features(source: SourceBackbone, paths: Sequence[Path]) -> None:
+def check_features(source: SourceBackbone, images: Sequence[PIL.Image.Image]) -> None:
     """InputError where a network's features of a few images are not finite, or the same for all of them."""
-    rows = np.arange(len(paths))
-    _check(source, _features(source, Sample(tuple(map(read_rgb, paths)), rows, rows, 0), None, views=False)[0])
+    rows = np.arange(len(images))
+    _check(source, _features(source, Sample(tuple(images), rows, rows, 0), None, views=False)[0])
 
 
 def _check(source: SourceBackbone, features: np.ndarray) -> None:
