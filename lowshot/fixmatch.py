@@ -103,14 +103,6 @@ def check_backbone(preset: FixMatchPreset, backbone: Backbone, size: int) -> Non
         )
 
 
-def _with_norm(backbone: Backbone, norm: Norm) -> Backbone:
-    """The same network with another normalisation; tensors are copied by name (GN and IN have no statistics)."""
-    built = build_backbone(backbone.architecture, norm)
-    state = backbone.state_dict()
-    built.load_state_dict({name: state[name] for name in built.state_dict()})
-    return built
-
-
 class FixMatch(nn.Module):
     """Student and teacher classifiers.
 
@@ -185,7 +177,11 @@ def build_method(
     backbone: Backbone, classes: int, preset: FixMatchPreset, seed: int, device: str | torch.device = "cpu"
 ) -> FixMatch:
     """Student and teacher, both with the backbone's tensors and one new classifier of random weights."""
-    network = _with_norm(backbone, Norm(preset.student, preset.bn_momentum))
+    network, state = (
+        build_backbone(backbone.architecture, Norm(preset.student, preset.bn_momentum)),
+        backbone.state_dict(),
+    )
+    network.load_state_dict({name: state[name] for name in network.state_dict()})  # GN and IN have no statistics
     student = Classifier(network, classes, seed).requires_grad_(True)
     teacher = None
     if preset.teacher is not None:

@@ -72,8 +72,11 @@ def _check_batch_statistics(cfg: CfgNode, micro: int, processes: int) -> None:
         )
     if "ShuffleBN" in norms(cfg) and processes == 1 and cfg.NORM.GROUP_SIZE in (0, micro):
         sizes = [size for size in range(2, micro) if micro % size == 0]
-        advice = f"take NORM.GROUP_SIZE {min(sizes, key=lambda size: abs(size - 32))} (MoCo's are 32)" if sizes else (
-            "raise SOLVER.BATCH_SIZE to a multiple of 4")
+        advice = (
+            f"take NORM.GROUP_SIZE {min(sizes, key=lambda size: abs(size - 32))} (MoCo's are 32)"
+            if sizes
+            else ("raise SOLVER.BATCH_SIZE to a multiple of 4")
+        )
         raise InputError(
             "expected several processes, or NORM.GROUP_SIZE images of a virtual one, to shuffle between under "
             f"NORM.TEACHER ShuffleBN, found one process that normalises its {micro} images together: that is plain BN, "

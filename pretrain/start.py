@@ -46,8 +46,8 @@ class Start:
         with torch.no_grad():
             features = self.network.to(device).eval()(some.to(device)).float()
         if not bool(features.isfinite().all()):
-            raise InputError(f"expected finite features, found NaN or infinite ones of {self.source.name}; its training "
-                             "diverged, give other weights")  # fmt: skip
+            raise InputError(f"expected finite features, found NaN or infinite ones of {self.source.name}; give "
+                             "weights whose training did not diverge")  # fmt: skip
         if len(some) > 1 and bool(((features - features[0]).abs() <= 1e-6 * features[0].abs().max()).all()):
             raise InputError(f"expected features that differ between images, found the same for all {len(some)} of "
                              f"{self.source.name}; its training collapsed, give other weights")  # fmt: skip

@@ -15,7 +15,6 @@ from sizes; the same command resumes a stopped choice. One page recommends, or s
 import argparse
 import os
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,7 +80,7 @@ def main(args: argparse.Namespace) -> None:
         if sample is not None:
             rank = partial(screening.screen, found, sample, args.image_size, args.measure, args.seed)
             screen = rank() if alone_screen else run.kept_screen(question, rank)
-            table(f"{question.title}: ranked by {screen.measure}", screen.columns, screen.rows())
+            table(f"{question.title}: ranked by {screen.measure}", *screen.table())
             left_out += screen.left_out
         if not alone_screen:
             if data.side:

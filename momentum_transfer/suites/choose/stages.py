@@ -162,10 +162,6 @@ class Times(msgspec.Struct, frozen=True):
     around: _Seconds
     each: _Seconds
 
-    def of(self, length: int) -> float:
-        """Seconds of a training of that length."""
-        return self.around + length * self.each
-
 
 class Plan(msgspec.Struct, frozen=True):
     """Length of every stage, times[stage][architecture] that it follows from, the images' seconds[architecture].
@@ -192,14 +188,14 @@ class Plan(msgspec.Struct, frozen=True):
 
     def seconds(self, asked: Question, stage: str) -> float:
         """Seconds of a stage for its starts and trials."""
-        starts = self.starts(asked, stage)
         if stage == IMAGES:
-            return sum(self.images[one.architecture] for one in starts)
-        return asked.trials * sum(self.times[stage][one.architecture].of(self.lengths[stage]) for one in starts)
+            return sum(self.images[one.architecture] for one in self.starts(asked, stage))
+        around, each = self.sums(asked, stage)
+        return asked.trials * (around + self.lengths[stage] * each)
 
     def fitted(self, asked: Question, stage: str, seconds: float) -> int:
         """The longest trainings of a stage, the same for every start, within its part of ``seconds``; or the least."""
-        around, each = self._sums(asked, stage)
+        around, each = self.sums(asked, stage)
         room = seconds * _fraction(asked, stage) / asked.trials - around
         return max(min(math.floor(room / each), asked.longest), LEAST[asked.kind])
 
@@ -207,12 +203,12 @@ class Plan(msgspec.Struct, frozen=True):
         """Minutes that do for the shortest useful trainings of these stages after ``before`` seconds."""
         most, later = 0.0, 1.0
         for stage in stages:
-            around, each = self._sums(asked, stage)
+            around, each = self.sums(asked, stage)
             most = max(most, asked.trials * (around + LEAST[asked.kind] * each) / (later * _fraction(asked, stage)))
             later *= 1 - _fraction(asked, stage)
         return (before + most) / 60
 
-    def _sums(self, asked: Question, stage: str) -> tuple[float, float]:
+    def sums(self, asked: Question, stage: str) -> tuple[float, float]:
         """Seconds around and for each iteration of a stage's trainings of its starts."""
         known = [self.times[stage][one.architecture] for one in self.starts(asked, stage)]
         return sum(one.around for one in known), sum(one.each for one in known)
@@ -251,23 +247,16 @@ def with_lengths(asked: Question, plan: Plan, stages: Sequence[str], before: flo
     return plan
 
 
-def training_steps(asked: Question, stage: str, length: int, starts: Sequence[Candidate]) -> list[Step]:
-    """Every training of a stage."""
-    return [training_step(asked, one, stage, length) for one in starts]
-
-
 def rows(asked: Question, plan: Plan) -> list[Sequence[str]]:
     """The plan as a table: stage, what it is, how many runs, minutes."""
     detection = asked.kind == DETECTION
     probes, images = ("kNN, SVM", "crops of the boxes") if detection else ("kNN, SVM, linear classifier", "images")
-    rows: list[Sequence[str]] = []
-    for stage in (IMAGES, *asked.stages):
-        starts, minutes = plan.starts(asked, stage), f"{plan.seconds(asked, stage) / 60:.1f}"
-        if stage == IMAGES:
-            rows = [(probes, f"features of {images}, {asked.image_size} px", str(len(starts)), minutes)]
-            continue
-        around = asked.trials * sum(plan.times[stage][one.architecture].around for one in starts)
-        length = f"{plan.lengths[stage]} {'iterations' if detection else 'epochs'}"
-        what = f"{length}; {around / 60:.1f} minutes start and score"
-        rows.append((stage, what, str(len(starts) * asked.trials), minutes))
+    starts = {stage: plan.starts(asked, stage) for stage in (IMAGES, *asked.stages)}
+    minutes = {stage: f"{plan.seconds(asked, stage) / 60:.1f}" for stage in starts}
+    what = f"features of {images}, {asked.image_size} px"
+    rows: list[Sequence[str]] = [(probes, what, str(len(starts[IMAGES])), minutes[IMAGES])]
+    for stage in asked.stages:
+        around = asked.trials * plan.sums(asked, stage)[0] / 60
+        what = f"{plan.lengths[stage]} {'iterations' if detection else 'epochs'}; {around:.1f} minutes start and score"
+        rows.append((stage, what, str(len(starts[stage]) * asked.trials), minutes[stage]))
     return rows
