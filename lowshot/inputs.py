@@ -178,11 +178,9 @@ def disk_space(cfg: CfgNode, source: SourceBackbone, images: Images) -> dict[tup
 
 
 def feature_sets(
-    cfg: CfgNode,
-    source: SourceBackbone | None,
-    images: Images,
+    cfg: CfgNode, source: SourceBackbone | None, images: Images,
     check_labels: Callable[[np.ndarray, str], None] = lambda *_: None,
-) -> tuple[FeatureSet, FeatureSet]:
+) -> tuple[FeatureSet, FeatureSet]:  # fmt: skip
     """(train, test) features, from the cache or computed.
 
     Args:
@@ -208,23 +206,19 @@ def _features(
 ) -> FeatureSet:
     """Features of one split, TRAIN or TEST."""
     data = cfg.DATASETS
-    part = images.train if split == "TRAIN" else images.test
+    part, name = images.train if split == "TRAIN" else images.test, f"{data.NAME} {data[split]}"
     # of digits also how they are rendered; data_hash has the number of renderings
     rendered = f" {digit_variant(data.VARIANT)} {data.SEED}" if data.NAME == "digits" else ""
     layer = PIXELS
     if isinstance(network.network, StageFeatures):
         architecture = network.network.backbone.architecture
         usual = isinstance(architecture, Architecture) and architecture.style == "pytorch"
-        pool = "" if usual else f" {cfg.FEATURES.POOL} of {architecture}"
-        layer = f"{cfg.FEATURES.LAYER}{pool}"
+        layer = cfg.FEATURES.LAYER if usual else f"{cfg.FEATURES.LAYER} {cfg.FEATURES.POOL} of {architecture}"
     about = About(
-        weights=network.weights,
-        data=f"{data.NAME} {data[split]}{rendered} {data_hash(part, content=images.verify)}",
-        transform=f"{cfg.INPUT.IMAGE_SIZE} {transform}",
-        layer=layer,
-        precision=cfg.FEATURES.PRECISION,
-    )
+        network.weights, f"{name}{rendered} {data_hash(part, content=images.verify)}",
+        f"{cfg.INPUT.IMAGE_SIZE} {transform}", layer, cfg.FEATURES.PRECISION,
+    )  # fmt: skip
     return extract(
-        network, part, transform, about, _cache(cfg), name=f"{data.NAME} {data[split]}", device=choose_device(),
+        network, part, transform, about, _cache(cfg), name=name, device=choose_device(),
         batch_size=cfg.FEATURES.BATCH_SIZE, workers=cfg.FEATURES.WORKERS,
     )  # fmt: skip

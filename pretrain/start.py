@@ -104,11 +104,8 @@ def read_start(cfg: CfgNode, preset: CfgNode | None = None) -> Start | None:
             raise InputError("expected --weights of the digest MODEL.WEIGHTS_SHA256, found none; give both or neither")
         return None
     asked = named_architecture(model.ARCH, model.WIDTH, model.STEM)
-    follows = (
-        cfg.RUN.MINUTES
-        and preset is not None
-        and asked == named_architecture(preset.MODEL.ARCH, preset.MODEL.WIDTH, preset.MODEL.STEM)
-    )
+    follows = cfg.RUN.MINUTES and preset is not None and asked == named_architecture(
+        preset.MODEL.ARCH, preset.MODEL.WIDTH, preset.MODEL.STEM)  # fmt: skip
     named = asked if isinstance(asked, TimmArchitecture) and not follows else None
     source = load_backbone(model.WEIGHTS, architecture=named)
     found = source.architecture
@@ -121,18 +118,19 @@ def read_start(cfg: CfgNode, preset: CfgNode | None = None) -> Start | None:
         same = found.name.partition(".")[0] == asked.name.partition(".")[0]
     if not same:
         settings = " ".join(f"{key} {value}" for key, value in _settings_of(found).items())
-        raise InputError(
-            f"expected the weights of {asked}, found those of {found} in {model.WEIGHTS}; set {settings}, or give "
-            "other weights"
-        )
+        raise InputError(f"expected the weights of {asked}, found those of {found} in {model.WEIGHTS}; set {settings}, "
+                         "or give other weights")  # fmt: skip
     if model.WEIGHTS_SHA256 not in ("", source.sha256):
-        raise InputError(
-            f"expected weights with the digest {model.WEIGHTS_SHA256[:12]}… (MODEL.WEIGHTS_SHA256), found "
-            f"{source.sha256[:12]}… in {model.WEIGHTS}; give the weights that the run began with"
-        )
+        raise InputError(f"expected weights with the digest {model.WEIGHTS_SHA256[:12]}… (MODEL.WEIGHTS_SHA256), found "
+                         f"{source.sha256[:12]}… in {model.WEIGHTS}; give those that the run began with")  # fmt: skip
     with torch.device("meta"):
         network = build_backbone(asked)
-    _check_shapes(network, source)
+    for name, tensor in network.state_dict().items():
+        given = source.state.get(name)
+        if given is None or given.shape != tensor.shape:
+            shape = "none" if given is None else list(given.shape)
+            raise InputError(f"expected {name} of shape {list(tensor.shape)}, found {shape} in {source.name}; let "
+                             "MODEL.ARCH be the network of the weights, ?img_size=N included")  # fmt: skip
     check_part(network, model.TRAINABLE)
     if cfg.SOLVER.LAYER_DECAY != 1.0:
         layers_of(network)
@@ -143,17 +141,6 @@ def _settings_of(network: AnyArchitecture) -> dict[str, Any]:
     if not isinstance(network, Architecture):
         return {"MODEL.ARCH": str(network)}
     return {"MODEL.ARCH": network.name, "MODEL.WIDTH": network.width, "MODEL.STEM": network.stem}
-
-
-def _check_shapes(network: nn.Module, source: SourceBackbone) -> None:
-    for name, tensor in network.state_dict().items():
-        found = source.state.get(name)
-        if found is None or found.shape != tensor.shape:
-            shape = "none" if found is None else list(found.shape)
-            raise InputError(
-                f"expected {name} of shape {list(tensor.shape)}, found {shape} in {source.name}; let MODEL.ARCH be the "
-                "network of the weights, ?img_size=N included"
-            )
 
 
 @torch.no_grad()

@@ -188,20 +188,15 @@ class StageFeatures(nn.Module):
             return self.backbone.maps(images)[self.layer].float().mean(dim=(2, 3))
         if self.pool == "pooled" or not isinstance(self.backbone, TimmBackbone):
             return self.backbone(images).float()
-        if last := re.fullmatch(r"last-(\d+)-blocks", self.pool):
-            one = _class_token if self.backbone.class_token else _patch_mean
-            return torch.cat([one(*tokens) for tokens in self.backbone.tokens(images, int(last[1]))], dim=1)
-        tokens = self.backbone.tokens(images)[-1]
-        parts = {"cls": [_class_token], "patch_mean": [_patch_mean]}.get(self.pool, [_class_token, _patch_mean])
-        return torch.cat([part(*tokens) for part in parts], dim=1)
-
-
-def _class_token(prefix: Tensor, patches: Tensor) -> Tensor:
-    return prefix[:, 0].float()
-
-
-def _patch_mean(prefix: Tensor, patches: Tensor) -> Tensor:
-    return patches.float().mean(dim=(2, 3))
+        last, token = re.fullmatch(r"last-(\d+)-blocks", self.pool), self.backbone.class_token
+        cls, mean = (token, not token) if last else ("cls" in self.pool, "patch_mean" in self.pool)
+        found = []
+        for prefix, patches in self.backbone.tokens(images, int(last[1]) if last else 1):
+            if cls:
+                found.append(prefix[:, 0].float())
+            if mean:
+                found.append(patches.float().mean(dim=(2, 3)))
+        return torch.cat(found, dim=1)
 
 
 def _check(backbone: Backbone, layer: str, pool: str) -> None:

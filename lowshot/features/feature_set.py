@@ -45,12 +45,9 @@ def read_npz(path: str | Path) -> FeatureSet:
         raise InputError(f"feature file not found: {path}; expected an .npz with the arrays features and labels")
     with untrusted.opened(path) as archive:
         known = untrusted.names_of(archive)
-        missing = [key for key in ("features", "labels") if key not in known]
-        if missing:
-            raise InputError(
-                f"expected the arrays features [N, D] and labels in {path}, found {', '.join(known)}; "
-                f"missing: {', '.join(missing)}"
-            )
+        if missing := [key for key in ("features", "labels") if key not in known]:
+            raise InputError(f"expected the arrays features [N, D] and labels in {path}, found {', '.join(known)}; "
+                             f"missing: {', '.join(missing)}")  # fmt: skip
     features, labels = untrusted.read_arrays(path, ("features", "labels")).values()
     if features.dtype.kind != "f":
         raise InputError(f"features of {path} are {features.dtype}, expected floating-point numbers")
