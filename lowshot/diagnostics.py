@@ -28,13 +28,9 @@ METRICS = ("rankme", "effective_rank", "uniformity", "alignment", "dead_features
 
 
 def scores(test: FeatureSet, views: tuple[np.ndarray, np.ndarray] | None = None) -> list[Score]:
-    """All diagnostics of the test images' features.
+    """All diagnostics of the test images' features; alignment of ``views``, [N, D] features of two views of each.
 
-    Args:
-        views: [N, D] features of two random views of every image; without them there is no alignment.
-
-    Raises:
-        InputError: there are fewer than two images, or a feature vector is zero throughout the set.
+    InputError for fewer than two images, or features that are all 0.
     """
     if len(test) < 2:
         raise InputError(f"expected at least two images for diagnostics, found {len(test)} in {test.name}")

@@ -113,12 +113,9 @@ def percent(fraction: float) -> str:
 
 
 def _check_batch(name: str, batch: int, images: int, processes: int) -> None:
-    """Raise :class:`InputError` for a batch that the images cannot fill, or of which a process gets fewer than two.
+    """InputError for a batch (of the setting ``name``) that the images cannot fill, or of one image a process.
 
     One image has no batch statistics, and a batch that holds an image twice is not the batch of any protocol.
-
-    Args:
-        name: of the setting. images: how many there are to fill it with.
     """
     if batch > images:
         raise InputError(f"expected {name} of at most {images} (the images to train on), found {batch}; set it lower")
@@ -151,11 +148,7 @@ class _Trial:
         self, values: dict[str, float], hits: dict[str, np.ndarray] | None = None, network: str | None = None,
         **details: float | None,
     ) -> list[Score]:  # fmt: skip
-        """Fractions by metric -> scores in percent.
-
-        Args:
-            hits: [N] of the test images by metric; None for fractions that are no means over these.
-        """
+        """Fractions by metric -> scores in percent; ``hits`` [N] of the test images, where they are means of such."""
         about = {"images": len(self.setup.rows), **details}
         return [
             Score(self.task, metric, 100 * value, self.protocol, trial=self.index, seed=self.setup.seed, details=about,

@@ -32,10 +32,8 @@ def evaluate_finetune(
 ) -> Result:  # fmt: skip
     """Search the backbone's learning rate if the preset has several, train on all labelled rows, score the test set.
 
-    Args:
-        build: a fresh copy of the pretrained backbone.
-        fraction: of the labels, which chooses the classifier's rate and the number of epochs.
-        part: of the backbone that is trained (``backbones.trainable``).
+    ``build`` gives a fresh copy of the pretrained backbone, of which ``part`` is trained (``backbones.trainable``);
+    ``fraction`` of the labels chooses the classifier's rate and the number of epochs.
     """
     best = preset.learning_rates[0]
     if len(preset.learning_rates) > 1:

@@ -104,12 +104,10 @@ def check_backbone(preset: FixMatchPreset, backbone: Backbone, size: int) -> Non
 
 
 class FixMatch(nn.Module):
-    """Student and teacher classifiers.
+    """Student and teacher classifiers, images [N, 3, H, W] -> logits [N, classes].
 
-    Args:
-        student: images [N, 3, H, W] -> logits [N, classes].
-        teacher: a module of the same parameter names that normalises as ``preset.teacher`` says, overwritten with the
-            student; None if the student is the teacher.
+    ``teacher``: a module of the same parameter names that normalises as ``preset.teacher`` says, overwritten with the
+    student; None if the student is the teacher.
     """
 
     def __init__(self, student: nn.Module, teacher: nn.Module | None, preset: FixMatchPreset) -> None:
@@ -311,10 +309,8 @@ def weak_label_hits(
 ) -> dict[str, np.ndarray]:
     """Whether each weak view of the test images gets its image's label: {"running": [N], "n=8": [N], …} bool.
 
-    Args:
-        student: images [N, 3, H, W] -> logits; a copy of it is used.
-        sizes: of batches with statistics of their own, in a random order of the images; the last batch is filled up
-            with the first images of the order.
+    A copy of ``student`` is used. ``sizes``: of batches with statistics of their own, in a random order of the images;
+    the last batch is filled up with the first images of the order.
     """
     view = SeededView(data.augment, seed)
     views = torch.stack([view(data.test[index][0]) for index in range(len(data.test))]).to(device)

@@ -181,11 +181,7 @@ def feature_sets(
     cfg: CfgNode, source: SourceBackbone | None, images: Images,
     check_labels: Callable[[np.ndarray, str], None] = lambda *_: None,
 ) -> tuple[FeatureSet, FeatureSet]:  # fmt: skip
-    """(train, test) features, from the cache or computed.
-
-    Args:
-        check_labels: (labels of the training set, its name): may raise before anything is computed.
-    """
+    """(train, test) features, from the cache or computed; ``check_labels(labels, name)`` of TRAIN may raise before."""
     network, data = _feature_network(cfg, source), cfg.DATASETS
     check_classes(images.train, images.test)
     check_labels(images.train.labels, f"{data.NAME} {data.TRAIN}")

@@ -241,8 +241,7 @@ def _given(request: Request) -> tuple[FeatureSet, FeatureSet]:
 def _recorded(units: Iterable[list[Score]], file: Path, subject: Subject, alone: bool) -> Iterator[Score]:
     """Pass scores on; those of one unit of work are written to the results file together, the settings beside it.
 
-    Args:
-        alone: the other processes have left; otherwise all wait until the records are written.
+    Unless the process is ``alone``, all wait until the records are written.
     """
     for unit in units:
         # Five guesses of five classes or fewer are always right: no score.

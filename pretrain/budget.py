@@ -30,11 +30,7 @@ def settle_budget(
 ) -> CfgNode:
     """A copy of the settings with what RUN.MINUTES decides; a resumed run keeps what it began with.
 
-    Args:
-        preset: the config without what was changed for this run: what differs from it was given, and stays.
-
-    Raises:
-        InputError: too few images, or so few minutes that no training fits.
+    What differs from ``preset``, the config's own, was given, and stays. InputError for too few images or minutes.
     """
     if not cfg.RUN.MINUTES:
         return cfg

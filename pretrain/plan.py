@@ -30,9 +30,8 @@ class PretrainingPlan:
 def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> PretrainingPlan:
     """The plan for ``images`` (of a data set of ``full_images`` before subsets) on ``processes`` processes.
 
-    Raises:
-        InputError: a batch that does not divide into processes and micro-batches, fewer images than a batch, or a
-            normalisation that would not be what its name says (BN of one image, ShuffleBN of a single group).
+    InputError for a batch that does not divide into processes and micro-batches, fewer images than a batch, or a
+    normalisation that would not be what its name says (BN of one image, ShuffleBN of a single group).
     """
     solver = cfg.SOLVER
     batch = solver.BATCH_SIZE

@@ -94,9 +94,7 @@ def read_start(cfg: CfgNode, preset: CfgNode | None = None) -> Start | None:
 
     Under RUN.MINUTES the network is that of the weights, unless MODEL.ARCH differs from ``preset``, the config's own.
 
-    Raises:
-        InputError: no such weights, those of another network, another digest, or a part or rates that the network does
-            not have.
+    InputError for no such weights, another network, another digest, or a part or rates that the network does not have.
     """
     model = cfg.MODEL
     if not model.WEIGHTS:

@@ -102,12 +102,7 @@ def extract(
     source: Source, dataset: LabelledImages, transform: Callable[[PIL.Image.Image], Tensor], about: About, cache: Path,
     *, name: str, batch_size: int = 256, workers: int = 0, device: str | torch.device = "cpu",
 ) -> FeatureSet:  # fmt: skip
-    """Features of ``dataset`` from the cache, or computed and put there.
-
-    Args:
-        cache: folder of all entries.
-        name: what messages call this split.
-    """
+    """Features of ``dataset`` from the ``cache``'s folder, or computed and put there; ``name``: in messages."""
     SETTINGS["FEATURES.PRECISION"].require(about.precision)
     entry, labels = Entry(cache / about.key), np.asarray(dataset.labels)
     if distributed.any_rank(not entry.complete, torch.device(device)):

@@ -123,11 +123,7 @@ def check_pair(train: FeatureSet, test: FeatureSet) -> None:
 
 
 def check_known(labels: np.ndarray, test_labels: np.ndarray, name: str, test_name: str) -> None:
-    """Raise :class:`InputError` unless there are two classes to train on, and no other ones to test.
-
-    Args:
-        labels, test_labels: [N] and [M] class indices. name, test_name: of the sets.
-    """
+    """InputError unless there are two classes to train on, and no other ones to test; [N] and [M] class indices."""
     known = np.unique(labels)
     if len(known) < 2:
         raise InputError(f"expected at least two classes in {name}, found one class only (label {known[0]})")

@@ -32,8 +32,7 @@ UPDATES = (".lora_a", ".lora_b")
 def layers_of(network: nn.Module) -> dict[str, int]:
     """Parameter name -> its layer: 0 for the stem, then block after block; timm says it of its own networks.
 
-    Raises:
-        InputError: a network whose blocks are not known.
+    InputError for a network whose blocks are not known.
     """
     if isinstance(network, TimmBackbone) and hasattr(network.network, "group_matcher"):
         from timm.models import group_parameters

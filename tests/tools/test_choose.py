@@ -244,7 +244,7 @@ def test_a_network_that_the_detectors_do_not_train_is_left_out_of_their_choice(t
 @pytest.mark.timeout(1200)  # eight commands, four of them detectors
 def test_a_detection_set_ends_in_a_verdict(weights, tmp_path, monkeypatch):
     """With the shortest trainings: else they fill the minutes."""
-    monkeypatch.setattr(stages.Plan, "fitted", lambda *_: stages.LEAST[stages.DETECTION])
+    monkeypatch.setattr(stages, "_PLANNED", 0.0)
     scenes = small_scenes(tmp_path / "scenes", 12)
     ended = choose(
         "--weights", weights[0], "--train", scenes, "--split", 0.5, "--minutes", 12, "--out", tmp_path / "out",

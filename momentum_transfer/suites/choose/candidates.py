@@ -41,8 +41,7 @@ def read_candidates(
         same_size: refuse networks that want unlike sizes.
 
     Returns:
-        The candidates, the size of images for all of them, and sentences on weights that are left out because they
-        cannot be read or used.
+        The candidates, the size of images for all, and sentences on weights that cannot be used and are left out.
 
     Raises:
         InputError: fewer than two of several can be read, two have one name, or networks of different fixed sizes.

@@ -34,13 +34,9 @@ class Choice:
 
 
 def decide(asked: Question, records: Sequence[Mapping[str, Any]], resamples: int = RESAMPLES) -> Choice:
-    """The verdict on the records of all stages.
+    """The verdict on the records of all stages, as `read_records` gives them.
 
-    Args:
-        records: as `report.inputs.read_records` gives them: with the folders of their outcomes per image.
-
-    Raises:
-        InputError: a start has no record of the stage that decides, or its outcomes per image are gone.
+    InputError where a start has no record of the stage that decides, or its outcomes per image are gone.
     """
     # Settings differ by architecture alone, because all commands follow from one question.
     results = aggregate([{**record, "config": ""} for record in records])

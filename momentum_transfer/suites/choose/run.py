@@ -41,27 +41,24 @@ _UNKNOWN, _TIMING = 1e10, 0.1
 
 
 def estimated(asked: Question, tested: int, side: int = 0, batch: int = 1) -> Plan:
-    """A plan without lengths, from the sizes of networks and data alone, in a second or two.
+    """A plan without lengths, from the sizes of networks and data (``tested``: test images) alone, in a second or two.
 
-    Args:
-        tested: number of test images. side, batch: of a detector's images.
+    ``side``, ``batch``: of a detector's images.
     """
-    speed, images = _operations_a_second(), sum(asked.counts) + tested
-    commands = len(stages.image_commands(asked))
-    names = {one.architecture for one in asked.everyone}
+    speed, train = _operations_a_second(), sum(asked.counts)
     times: dict[str, dict[str, Times]] = {stage: {} for stage in asked.stages}
     seconds = {}
-    for name in sorted(names):
+    for name in sorted({one.architecture for one in asked.candidates}):
         forward = _SLOWER * _operations(name, asked.image_size) / speed + _READ
-        seconds[name] = commands * _START + forward * images
+        seconds[name] = len(stages.image_commands(asked)) * _START + forward * (train + tested)
         for stage in asked.stages:
             if asked.kind == DETECTION:
                 network, heads = _SLOWER * _operations(name, side) / speed, _HEADS * side**2 / speed
                 each = batch * ((1 if stage == "frozen" else 3) * network + 3 * heads + _READ)
                 times[stage][name] = Times(_START + tested * (network + heads + _READ), each)
             else:  # two learning rates are searched on four fifths of the images
-                each = sum(asked.counts) * (2 * 0.8 + 1) * (3 * (forward - _READ) + _READ / max(asked.workers, 1))
-                times[stage][name] = Times(_START + (tested + sum(asked.counts)) * forward, each)
+                each = train * (2 * 0.8 + 1) * (3 * (forward - _READ) + _READ / max(asked.workers, 1))
+                times[stage][name] = Times(_START + (tested + train) * forward, each)
     return Plan({}, times, seconds)
 
 
