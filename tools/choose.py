@@ -51,10 +51,9 @@ def main(args: argparse.Namespace) -> None:
         if args.screen:
             take = screening.sample_of_boxes if data.side else screening.sample_of_files
             sample = take(data.parts["train"], args.seed)
-        found, size, left_out = reading.read_candidates(
-            args.weights, args.image_size, () if args.screen else data.some, detectors=bool(data.side) and trains,
-            same_size=not alone_screen,
-        )  # fmt: skip
+        some, detectors = () if args.screen else data.some, bool(data.side) and trains
+        found, size, left_out = reading.read_candidates(args.weights, args.image_size, some, detectors=detectors,
+                                                        same_size=not alone_screen)  # fmt: skip
         question = Question(
             out, candidates=found, image_size=size, minutes=args.minutes or (60.0 if trains else 1e6), seed=args.seed,
             trials=args.trials, workers=args.workers, engine=args.engine, overrides=tuple(args.overrides),
@@ -64,8 +63,9 @@ def main(args: argparse.Namespace) -> None:
         if sample is not None:
             side = args.image_size or screening.SIDE["regions" if data.side else "images"]
             before = run.screen_seconds(question, len(sample.images), side)
-            count = f"{len(found)} candidates by {len(sample.images)} images"
-            say(f"ranking {count} without training: about {before:.0f} s")
+            say(
+                f"ranking {len(found)} candidates by {len(sample.images)} images without training: about {before:.0f} s"
+            )
         if not alone_screen:
             question = run.as_begun(question)
             first = run.estimated(question, data.tested, data.side, data.batch)
