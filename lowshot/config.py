@@ -160,11 +160,7 @@ def get_cfg() -> CfgNode:
 
 
 def check_settings(cfg: CfgNode) -> None:
-    """Check all that can be checked without data.
-
-    Raises:
-        InputError: names the key, its value and what would be right.
-    """
+    """InputError, with key and value, for what can be told to be wrong without data."""
     from momentum_transfer.backbones.build import named_architecture  # imports torch, which takes seconds
 
     check(cfg, SETTINGS)

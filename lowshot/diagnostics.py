@@ -28,13 +28,9 @@ METRICS = ("rankme", "effective_rank", "uniformity", "alignment", "dead_features
 
 
 def scores(test: FeatureSet, views: tuple[np.ndarray, np.ndarray] | None = None) -> list[Score]:
-    """All diagnostics of the test images' features.
+    """All diagnostics of the test images' features; alignment of ``views``, [N, D] features of two views of each.
 
-    Args:
-        views: [N, D] features of two random views of every image; without them there is no alignment.
-
-    Raises:
-        InputError: there are fewer than two images, or a feature vector is zero throughout the set.
+    InputError for fewer than two images, or features that are all 0.
     """
     if len(test) < 2:
         raise InputError(f"expected at least two images for diagnostics, found {len(test)} in {test.name}")
@@ -51,46 +47,38 @@ def scores(test: FeatureSet, views: tuple[np.ndarray, np.ndarray] | None = None)
         "norm_std": float(norms.std()),
     }
     if views is not None:
-        values["alignment"] = _alignment(normalized(views[0]), normalized(views[1]))
+        first, second = map(normalized, views)
+        values["alignment"] = float(np.mean(((first - second).astype(np.float64) ** 2).sum(axis=1)))
     details = {"images": len(test), "features": test.features.shape[1]}
     return [Score("diagnostics", name, values[name], "test", details=details) for name in METRICS if name in values]
 
 
-def effective_rank(features: np.ndarray, mean: np.ndarray | float = 0.0, epsilon: float = 1e-7) -> float:
-    """exp(−Σ p·log p) with p = σ / Σσ + ε, σ the singular values of ``features`` − ``mean``; 1 where all are 0.
-
-    Args:
-        features: [N, D]. mean: [D], to centre. epsilon: as RankMe has it.
-    """
+def effective_rank(features: np.ndarray, mean: np.ndarray | float = 0.0) -> float:
+    """`entropy_rank` of the singular values of ``features`` [N, D] − ``mean`` [D]."""
     gram = np.zeros((features.shape[1],) * 2)
     for part in chunks(len(features), 4096):
         block = np.asarray(features[part], dtype=np.float64) - mean
         gram += block.T @ block
-    return entropy_rank(np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0.0))[::-1][: min(features.shape)], epsilon)
+    return entropy_rank(np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0.0))[::-1][: min(features.shape)])
 
 
-def entropy_rank(values: np.ndarray, epsilon: float = 1e-7) -> float:
-    """exp of the entropy of ``values`` ≥ 0 divided by their sum, plus ``epsilon``; 1 where all are 0."""
+def entropy_rank(values: np.ndarray) -> float:
+    """exp(−Σ p·log p) with p = values / Σ values + 1e-7, as RankMe has it, of ``values`` ≥ 0; 1 where all are 0."""
     if not values.sum() > 0:
         return 1.0
-    parts = values / values.sum() + epsilon
+    parts = values / values.sum() + 1e-7
     return float(np.exp(-(parts * np.log(parts)).sum()))
 
 
-def _uniformity(features: np.ndarray, t: float = 2.0) -> float:
-    """log of the mean over pairs i < j of exp(−t‖xᵢ − xⱼ‖²), ``features`` [N, D] L2-normalised."""
+def _uniformity(features: np.ndarray) -> float:
+    """log of the mean over pairs i < j of exp(−2‖xᵢ − xⱼ‖²), ``features`` [N, D] L2-normalised."""
     total = 0.0
     for part in chunks(len(features), 1024):
         distances = np.maximum(2.0 - 2.0 * (features[part] @ features.T).astype(np.float64), 0.0)
-        total += float(np.exp(-t * distances).sum())
+        total += float(np.exp(-2.0 * distances).sum())
     count = len(features)
-    own = sum(float(np.exp(-t * max(0.0, 2.0 - 2.0 * float(row @ row)))) for row in features)
+    own = sum(float(np.exp(-2.0 * max(0.0, 2.0 - 2.0 * float(row @ row)))) for row in features)
     return float(np.log((total - own) / (count * (count - 1))))
-
-
-def _alignment(first: np.ndarray, second: np.ndarray) -> float:
-    """Mean of ‖xᵢ − yᵢ‖² over images, both [N, D] L2-normalised features of two views."""
-    return float(np.mean(((first - second).astype(np.float64) ** 2).sum(axis=1)))
 
 
 def _moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

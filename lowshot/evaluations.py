@@ -5,6 +5,7 @@ Settings stop here: evaluators take plain arguments and presets.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from momentum_transfer.core.neighbours import search
 from momentum_transfer.lowshot import diagnostics, inputs, knn, presets
 from momentum_transfer.lowshot.classifier import Setup
 from momentum_transfer.lowshot.features.extract import StageFeatures, compute
-from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_vary
+from momentum_transfer.lowshot.features.feature_set import FeatureSet, check, check_vary
 from momentum_transfer.lowshot.finetune import evaluate_finetune
 from momentum_transfer.lowshot.fixmatch import check_backbone, check_preset, evaluate_fixmatch, grouped
 from momentum_transfer.lowshot.identity import Score, about_network, settings_hash
@@ -60,28 +61,14 @@ def _check_retrieval(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
             )
 
 
-def _evaluate_knn(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
-    """kNN with every preset of KNN.PRESETS, from one search."""
-    _check_knn(cfg, train.labels, train.name)
-    yield from _from_neighbours(cfg, train, test, _wanted_presets(cfg, wanted), top=0)
-
-
-def _evaluate_retrieval(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
-    """Retrieval, and kNN with it: the search that retrieval needs holds kNN's neighbours."""
-    _check_retrieval(cfg, train.labels, train.name)
-    names = [] if train.multi_label else _wanted_presets(cfg, wanted)
-    top = min(cfg.RETRIEVAL.TOP, len(train)) if wanted("retrieval", "eman", 0) else 0
-    yield from _from_neighbours(cfg, train, test, names, top)
-
-
-def _wanted_presets(cfg: CfgNode, wanted: Wanted) -> list[str]:
-    return [name for name in cfg.KNN.PRESETS if wanted(f"knn/k={knn.preset(name).k}", name, 0)]
-
-
-def _from_neighbours(
-    cfg: CfgNode, train: FeatureSet, test: FeatureSet, names: list[str], top: int
+def _evaluate_neighbours(
+    command: str, cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted
 ) -> Iterator[list[Score]]:
-    """kNN with the presets ``names``, and retrieval within ``top`` neighbours unless it is 0."""
+    """kNN with every preset of KNN.PRESETS; under "retrieval" that too, from the same search."""
+    CHECKS[command](cfg, train.labels, train.name)
+    presets_of_knn = [] if train.multi_label else cfg.KNN.PRESETS
+    names = [name for name in presets_of_knn if wanted(f"knn/k={knn.preset(name).k}", name, 0)]
+    top = min(cfg.RETRIEVAL.TOP, len(train)) if command == "retrieval" and wanted("retrieval", "eman", 0) else 0
     most = max([top, *(knn.preset(name).k for name in names)])
     if not most:
         return
@@ -126,12 +113,9 @@ def percent(fraction: float) -> str:
 
 
 def _check_batch(name: str, batch: int, images: int, processes: int) -> None:
-    """Raise :class:`InputError` for a batch that the images cannot fill, or of which a process gets fewer than two.
+    """InputError for a batch (of the setting ``name``) that the images cannot fill, or of one image a process.
 
     One image has no batch statistics, and a batch that holds an image twice is not the batch of any protocol.
-
-    Args:
-        name: of the setting. images: how many there are to fill it with.
     """
     if batch > images:
         raise InputError(f"expected {name} of at most {images} (the images to train on), found {batch}; set it lower")
@@ -164,11 +148,7 @@ class _Trial:
         self, values: dict[str, float], hits: dict[str, np.ndarray] | None = None, network: str | None = None,
         **details: float | None,
     ) -> list[Score]:  # fmt: skip
-        """Fractions by metric -> scores in percent.
-
-        Args:
-            hits: [N] of the test images by metric; None for fractions that are no means over these.
-        """
+        """Fractions by metric -> scores in percent; ``hits`` [N] of the test images, where they are means of such."""
         about = {"images": len(self.setup.rows), **details}
         return [
             Score(self.task, metric, 100 * value, self.protocol, trial=self.index, seed=self.setup.seed, details=about,
@@ -178,9 +158,10 @@ class _Trial:
 
 
 def _trials(
-    cfg: CfgNode, name: str, protocol: str, preset_batch: int, data: LabelledData, source: SourceBackbone | None
-) -> Iterator[_Trial]:
-    """Every trial of the node ``name`` (LINEAR, FINETUNE, FIXMATCH)."""
+    cfg: CfgNode, name: str, protocol: str, preset_batch: int, data: LabelledData, source: SourceBackbone | None,
+    wanted: Wanted,
+) -> Iterator[_Trial]:  # fmt: skip
+    """Every trial of the node ``name`` (LINEAR, FINETUNE, FIXMATCH) that is wanted."""
     node, task = cfg[name], name.lower() + percent(cfg[name].FRACTION)
     test_set = label_hash(np.asarray(data.test.labels))
     batch = node.BATCH_SIZE or preset_batch
@@ -190,7 +171,8 @@ def _trials(
         if name != "FIXMATCH":  # where labelled images repeat many times among the unlabelled ones, as published
             _check_batch(f"{name}.BATCH_SIZE", batch, len(rows), distributed.world_size())
         folder = _run_folder(cfg, source, task, index, rows)
-        yield _Trial(task, protocol, index, Setup(rows, batch, seed, folder, choose_device()), test_set)
+        if wanted(task, protocol, index):
+            yield _Trial(task, protocol, index, Setup(rows, batch, seed, folder, choose_device()), test_set)
 
 
 def _linear(
@@ -206,9 +188,7 @@ def _linear(
     original = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}
     features: FeatureBatches | None = None
     protocol = node.PRESET + ("/cached" if node.CACHED else "")
-    for trial in _trials(cfg, "LINEAR", protocol, preset.batch_size, data, source):
-        if not wanted(trial.task, protocol, trial.index):
-            continue
+    for trial in _trials(cfg, "LINEAR", protocol, preset.batch_size, data, source, wanted):
         if features is None:
             features = _linear_features(cfg, source, images, network, data)
         found = evaluate_linear(features, preset, trial.setup)
@@ -228,23 +208,34 @@ def _linear_features(
     def features_of(batch: Tensor) -> Tensor:
         return compute(network, batch, cfg.FEATURES.PRECISION, choose_device())
 
+    return from_images(data, features_of, _check_some(data, features_of), size)
+
+
+def _check_some(data: LabelledData, features_of: Callable[[Tensor], Tensor]) -> int:
+    """D of the features [n, D] of 16 training images; InputError where they are not finite, or all the same."""
     rows = np.linspace(0, len(data.train) - 1, min(len(data.train), 16)).astype(int)
     some = features_of(torch.stack([data.plain(data.train[int(row)][0]) for row in rows])).cpu().numpy()
-    check_vary(FeatureSet(some, data.train.labels[rows], "the training images that were tried", ""))
-    return from_images(data, features_of, some.shape[1], size)
+    tried = FeatureSet(some, data.train.labels[rows], "the training images that were tried", "")
+    check(tried)
+    check_vary(tried)
+    return int(some.shape[1])
+
+
+def _check_start(cfg: CfgNode, source: SourceBackbone | None, data: LabelledData) -> None:
+    """The same of the network that a training starts from."""
+    network = StageFeatures(inputs.backbone_builder(cfg, source)()).to(choose_device())
+    _check_some(data, lambda batch: compute(network, batch, "fp32", choose_device()))
 
 
 def _finetune(
     cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, wanted: Wanted
 ) -> Iterator[list[Score]]:
     """Fine-tuning on the labelled images, see lowshot/finetune.py."""
-    node, preset = cfg.FINETUNE, presets.finetune_preset(cfg.FINETUNE)
+    node, preset, part = cfg.FINETUNE, presets.finetune_preset(cfg.FINETUNE), cfg.FINETUNE.TRAINABLE
     data = images.labelled(node.WORKERS)
-    part = node.TRAINABLE
     protocol = node.PRESET + (f"/{part}" if part != "all" else "")
-    for trial in _trials(cfg, "FINETUNE", protocol, preset.batch_size, data, source):
-        if not wanted(trial.task, trial.protocol, trial.index):
-            continue
+    _check_start(cfg, source, data)
+    for trial in _trials(cfg, "FINETUNE", protocol, preset.batch_size, data, source, wanted):
         build = inputs.backbone_builder(cfg, source, trial.setup.seed)
         found = evaluate_finetune(data, build, node.FRACTION, preset, trial.setup, part)
         about = {"trained_parameters": found.trained} if part != "all" else {}
@@ -264,9 +255,8 @@ def _fixmatch(
             f"{max(setting.weak_batches)}; lower it"
         )
     views = images.weak_and_strong(setting.preset.strong_levels)
-    for trial in _trials(cfg, "FIXMATCH", _fixmatch_protocol(node), setting.preset.batch_size, data, source):
-        if not wanted(trial.task, trial.protocol, trial.index):
-            continue
+    _check_start(cfg, source, data)
+    for trial in _trials(cfg, "FIXMATCH", _fixmatch_protocol(node), setting.preset.batch_size, data, source, wanted):
         build = inputs.backbone_builder(cfg, source, trial.setup.seed)
         found = evaluate_fixmatch(data, views, build, setting, trial.setup)
         numbers = {"coverage": found.coverage, "pseudo_accuracy": found.pseudo_accuracy}
@@ -313,8 +303,8 @@ def _fixmatch_protocol(node: CfgNode) -> str:
 
 #: Evaluations of frozen features, and what some of them ask of settings and labels before features are computed.
 ON_FEATURES: dict[str, _OnFeatures] = {
-    "knn": _evaluate_knn,
-    "retrieval": _evaluate_retrieval,
+    "knn": partial(_evaluate_neighbours, "knn"),
+    "retrieval": partial(_evaluate_neighbours, "retrieval"),
     "svm": _evaluate_svm,
     "diagnostics": evaluate_diagnostics,
 }

@@ -32,10 +32,8 @@ def evaluate_finetune(
 ) -> Result:  # fmt: skip
     """Search the backbone's learning rate if the preset has several, train on all labelled rows, score the test set.
 
-    Args:
-        build: a fresh copy of the pretrained backbone.
-        fraction: of the labels, which chooses the classifier's rate and the number of epochs.
-        part: of the backbone that is trained (``backbones.trainable``).
+    ``build`` gives a fresh copy of the pretrained backbone, of which ``part`` is trained (``backbones.trainable``);
+    ``fraction`` of the labels chooses the classifier's rate and the number of epochs.
     """
     best = preset.learning_rates[0]
     if len(preset.learning_rates) > 1:
@@ -103,21 +101,11 @@ def _recompute_statistics(model: nn.Module, images: Iterable[Tensor], count: int
     if layers:
         with torch.no_grad():
             update_bn_stats(model, images, count)
-            for layer in layers:
-                _average_over_processes(layer.get_buffer("running_mean"), layer.get_buffer("running_var"))
+            for layer in layers if distributed.is_distributed() else ():  # the means of E[x] and of E[x²]
+                mean, var = layer.get_buffer("running_mean"), layer.get_buffer("running_var")
+                both = distributed.all_reduce_mean(torch.stack([mean, var + mean.square()]))
+                mean.copy_(both[0])
+                var.copy_((both[1] - both[0].square()).clamp_min(0))
     else:
         say("no batch normalisation whose statistics are trained: none to compute again")
     model.eval()
-
-
-def _average_over_processes(mean: Tensor, var: Tensor) -> None:
-    """Statistics of the images of all processes, in place: the means of E[x] and of E[x²] are averaged.
-
-    Args:
-        mean, var: [C] of one layer; the variance is that of the population (divided by n).
-    """
-    if not distributed.is_distributed():
-        return
-    both = distributed.all_reduce_mean(torch.stack([mean, var + mean.square()]))
-    mean.copy_(both[0])
-    var.copy_((both[1] - both[0].square()).clamp_min(0))

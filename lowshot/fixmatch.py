@@ -103,21 +103,11 @@ def check_backbone(preset: FixMatchPreset, backbone: Backbone, size: int) -> Non
         )
 
 
-def _with_norm(backbone: Backbone, norm: Norm) -> Backbone:
-    """The same network with another normalisation; tensors are copied by name (GN and IN have no statistics)."""
-    built = build_backbone(backbone.architecture, norm)
-    state = backbone.state_dict()
-    built.load_state_dict({name: state[name] for name in built.state_dict()})
-    return built
-
-
 class FixMatch(nn.Module):
-    """Student and teacher classifiers.
+    """Student and teacher classifiers, images [N, 3, H, W] -> logits [N, classes].
 
-    Args:
-        student: images [N, 3, H, W] -> logits [N, classes].
-        teacher: a module of the same parameter names that normalises as ``preset.teacher`` says, overwritten with the
-            student; None if the student is the teacher.
+    ``teacher``: a module of the same parameter names that normalises as ``preset.teacher`` says, overwritten with the
+    student; None if the student is the teacher.
     """
 
     def __init__(self, student: nn.Module, teacher: nn.Module | None, preset: FixMatchPreset) -> None:
@@ -185,7 +175,11 @@ def build_method(
     backbone: Backbone, classes: int, preset: FixMatchPreset, seed: int, device: str | torch.device = "cpu"
 ) -> FixMatch:
     """Student and teacher, both with the backbone's tensors and one new classifier of random weights."""
-    network = _with_norm(backbone, Norm(preset.student, preset.bn_momentum))
+    network, state = (
+        build_backbone(backbone.architecture, Norm(preset.student, preset.bn_momentum)),
+        backbone.state_dict(),
+    )
+    network.load_state_dict({name: state[name] for name in network.state_dict()})  # GN and IN have no statistics
     student = Classifier(network, classes, seed).requires_grad_(True)
     teacher = None
     if preset.teacher is not None:
@@ -315,10 +309,8 @@ def weak_label_hits(
 ) -> dict[str, np.ndarray]:
     """Whether each weak view of the test images gets its image's label: {"running": [N], "n=8": [N], …} bool.
 
-    Args:
-        student: images [N, 3, H, W] -> logits; a copy of it is used.
-        sizes: of batches with statistics of their own, in a random order of the images; the last batch is filled up
-            with the first images of the order.
+    A copy of ``student`` is used. ``sizes``: of batches with statistics of their own, in a random order of the images;
+    the last batch is filled up with the first images of the order.
     """
     view = SeededView(data.augment, seed)
     views = torch.stack([view(data.test[index][0]) for index in range(len(data.test))]).to(device)

@@ -26,7 +26,7 @@ from momentum_transfer.images.subsets import Selected, select, stratified_split
 from momentum_transfer.images.views import MEAN, STD, eval_transform
 from momentum_transfer.lowshot.augment import SeededView, WeakAndStrong, weak_view
 from momentum_transfer.lowshot.features.cache import About
-from momentum_transfer.lowshot.features.extract import Pixels, Source, StageFeatures, data_hash, extract
+from momentum_transfer.lowshot.features.extract import Pixels, StageFeatures, data_hash, extract
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_pair
 from momentum_transfer.lowshot.labelled_data import LabelledData, check_classes
 
@@ -147,17 +147,6 @@ def _open(cfg: CfgNode, split: str) -> LabelledImages:
     )
 
 
-def _feature_network(cfg: CfgNode, source: SourceBackbone | None) -> Source:
-    """The frozen network whose outputs are the features."""
-    where = choose_device()
-    if source is None:
-        return Source(Pixels().to(where), sha256_of_text(PIXELS))
-    network = StageFeatures(source.build(), cfg.FEATURES.LAYER, cfg.FEATURES.POOL).to(where)
-    if network.channels_last:
-        network.to(memory_format=torch.channels_last)
-    return Source(network, _digest(source))
-
-
 def _digest(source: SourceBackbone) -> str:
     """What the cache knows a frozen network by."""
     return sha256_of_text(f"{source.sha256} {source.network}")
@@ -178,53 +167,50 @@ def disk_space(cfg: CfgNode, source: SourceBackbone, images: Images) -> dict[tup
 
 
 def feature_sets(
-    cfg: CfgNode,
-    source: SourceBackbone | None,
-    images: Images,
+    cfg: CfgNode, source: SourceBackbone | None, images: Images,
     check_labels: Callable[[np.ndarray, str], None] = lambda *_: None,
-) -> tuple[FeatureSet, FeatureSet]:
-    """(train, test) features, from the cache or computed.
-
-    Args:
-        check_labels: (labels of the training set, its name): may raise before anything is computed.
-    """
-    network, data = _feature_network(cfg, source), cfg.DATASETS
+) -> tuple[FeatureSet, FeatureSet]:  # fmt: skip
+    """(train, test) features, from the cache or computed; ``check_labels(labels, name)`` of TRAIN may raise before."""
+    data = cfg.DATASETS
     check_classes(images.train, images.test)
     check_labels(images.train.labels, f"{data.NAME} {data.TRAIN}")
-    train, test = (_features(cfg, network, images, split, images.plain) for split in ("TRAIN", "TEST"))
+    train, test = _features(cfg, source, images, [("TRAIN", images.plain), ("TEST", images.plain)])
     check_pair(train, test)
     return train, test
 
 
 def view_features(cfg: CfgNode, source: SourceBackbone | None, images: Images) -> tuple[FeatureSet, FeatureSet]:
     """Features of two random views of every test image, from the cache or computed; the same views every time."""
-    network, view = _feature_network(cfg, source), images.weak
-    first, second = (_features(cfg, network, images, "TEST", SeededView(view, cfg.SEED + n)) for n in (0, 1))
+    first, second = _features(
+        cfg, source, images, [("TEST", SeededView(images.weak, cfg.SEED + number)) for number in (0, 1)]
+    )
     return first, second
 
 
 def _features(
-    cfg: CfgNode, network: Source, images: Images, split: str, transform: Callable[[PIL.Image.Image], Tensor]
-) -> FeatureSet:
-    """Features of one split, TRAIN or TEST."""
-    data = cfg.DATASETS
-    part = images.train if split == "TRAIN" else images.test
+    cfg: CfgNode, source: SourceBackbone | None, images: Images,
+    parts: Sequence[tuple[str, Callable[[PIL.Image.Image], Tensor]]],
+) -> list[FeatureSet]:  # fmt: skip
+    """Features of splits (TRAIN, TEST), each under its transform."""
+    data, where = cfg.DATASETS, choose_device()
+    network: Pixels | StageFeatures = Pixels().to(where)
+    weights, layer = sha256_of_text(PIXELS), PIXELS
+    if source is not None:
+        network = StageFeatures(source.build(), cfg.FEATURES.LAYER, cfg.FEATURES.POOL).to(where)
+        if network.channels_last:
+            network.to(memory_format=torch.channels_last)
+        architecture, weights, layer = source.architecture, _digest(source), cfg.FEATURES.LAYER
+        if not isinstance(architecture, Architecture) or architecture.style != "pytorch":
+            layer = f"{layer} {cfg.FEATURES.POOL} of {architecture}"
     # of digits also how they are rendered; data_hash has the number of renderings
     rendered = f" {digit_variant(data.VARIANT)} {data.SEED}" if data.NAME == "digits" else ""
-    layer = PIXELS
-    if isinstance(network.network, StageFeatures):
-        architecture = network.network.backbone.architecture
-        usual = isinstance(architecture, Architecture) and architecture.style == "pytorch"
-        pool = "" if usual else f" {cfg.FEATURES.POOL} of {architecture}"
-        layer = f"{cfg.FEATURES.LAYER}{pool}"
-    about = About(
-        weights=network.weights,
-        data=f"{data.NAME} {data[split]}{rendered} {data_hash(part, content=images.verify)}",
-        transform=f"{cfg.INPUT.IMAGE_SIZE} {transform}",
-        layer=layer,
-        precision=cfg.FEATURES.PRECISION,
-    )
-    return extract(
-        network, part, transform, about, _cache(cfg), name=f"{data.NAME} {data[split]}", device=choose_device(),
-        batch_size=cfg.FEATURES.BATCH_SIZE, workers=cfg.FEATURES.WORKERS,
-    )  # fmt: skip
+    found = []
+    for split, transform in parts:
+        part, name = images.train if split == "TRAIN" else images.test, f"{data.NAME} {data[split]}"
+        content = f"{name}{rendered} {data_hash(part, content=images.verify)}"
+        about = About(weights, content, f"{cfg.INPUT.IMAGE_SIZE} {transform}", layer, cfg.FEATURES.PRECISION)
+        found.append(extract(
+            network, part, transform, about, _cache(cfg), name=name, device=where,
+            batch_size=cfg.FEATURES.BATCH_SIZE, workers=cfg.FEATURES.WORKERS,
+        ))  # fmt: skip
+    return found

@@ -114,9 +114,8 @@ def _class_members(labels: np.ndarray) -> list[np.ndarray]:
 def set_aside(labels: np.ndarray, per_class: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Split a training set into (pool, held out), both ascending indices: at most half of each class is held out.
 
-    Args:
-        per_class: images of each class; below 1 a fraction of them, rounded, at least one. With multi-hot labels an
-            image counts for all the classes it shows.
+    ``per_class``: images of each class; below 1 a fraction of them, rounded, at least one. With multi-hot labels an
+    image counts for all the classes it shows.
     """
     generator = np.random.default_rng([seed, 1])
     held = np.zeros(len(labels), dtype=bool)

@@ -95,9 +95,7 @@ def knn(
     Returns:
         top1, top5 and the mean over classes of top1.
     """
-    pair = _pair(train, train_labels, test, test_labels)
-    if pair[0].multi_label:
-        raise InputError("expected one class an image for knn, found multi-hot labels; use svm")
+    pair = _pair(train, train_labels, test, test_labels, "knn")
     neighbours = search(pair[0].features, pair[1].features, k, device=choose_device())
     return nearest.accuracies(neighbours, pair[0].labels, pair[1].labels, nearest.Preset(k, temperature))[0]
 
@@ -144,9 +142,7 @@ def linear(
     Returns:
         top1, top5 and the learning rate that was used.
     """
-    pair = _pair(train, train_labels, test, test_labels)
-    if pair[0].multi_label:
-        raise InputError("expected one class an image for linear, found multi-hot labels; use svm")
+    pair = _pair(train, train_labels, test, test_labels, "linear")
     Choice(tuple(LINEAR)).require("preset", preset)
     chosen = LINEAR[preset]
     if epochs is not None:
@@ -168,9 +164,9 @@ def linear(
 
 
 def _pair(
-    train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray
+    train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray, single: str = ""
 ) -> tuple[FeatureSet, FeatureSet]:
-    """Both sides, checked."""
+    """Both sides, checked; ``single``: what takes one class an image only."""
 
     def side(name: str, features: np.ndarray, labels: np.ndarray) -> FeatureSet:
         labels = np.asarray(labels)
@@ -182,6 +178,8 @@ def _pair(
 
     pair = side("train", train, train_labels), side("test", test, test_labels)
     check_pair(*pair)
+    if single and pair[0].multi_label:
+        raise InputError(f"expected one class an image for {single}, found multi-hot labels; use svm")
     check_vary(*pair)
     report_overlap(shared_rows(pair[0].features, pair[1].features))
     return pair

@@ -189,10 +189,10 @@ def _prepare(cfg: CfgNode, request: Request) -> tuple[Subject, _Evaluate]:
     if request.command == "features":
         say(f"{len(train)} + {len(test)} features of {train.features.shape[1]} numbers")
         return subject, lambda wanted: iter(())
+    evaluate = partial(ON_FEATURES[request.command], cfg, train, test)
     if request.command == "diagnostics":
-        views = inputs.view_features(cfg, source, images)
-        return subject, partial(evaluations.evaluate_diagnostics, cfg, train, test, views=views)
-    return subject, partial(ON_FEATURES[request.command], cfg, train, test)
+        evaluate = partial(evaluate, views=inputs.view_features(cfg, source, images))
+    return subject, evaluate
 
 
 def _with_overlap(subject: Subject, request: Request, count: Callable[[], Overlap]) -> Subject:
@@ -241,8 +241,7 @@ def _given(request: Request) -> tuple[FeatureSet, FeatureSet]:
 def _recorded(units: Iterable[list[Score]], file: Path, subject: Subject, alone: bool) -> Iterator[Score]:
     """Pass scores on; those of one unit of work are written to the results file together, the settings beside it.
 
-    Args:
-        alone: the other processes have left; otherwise all wait until the records are written.
+    Unless the process is ``alone``, all wait until the records are written.
     """
     for unit in units:
         # Five guesses of five classes or fewer are always right: no score.
@@ -265,16 +264,16 @@ def _unit(score: Score) -> tuple[Any, ...]:
 
 def _write_items(scores: list[Score], folder: Path, subject: Subject) -> dict[tuple[Any, ...], dict[str, str]]:
     """Write the outcomes per test image of the scores that have them; unit -> what its records keep."""
-    units: dict[tuple[Any, ...], dict[str, np.ndarray]] = {}
-    test_sets = {_unit(score): score.test_set for score in scores}
+    units: dict[tuple[Any, ...], list[Score]] = {}
     for score in scores:
         if score.items is not None:
-            units.setdefault(_unit(score), {})[score.metric] = per_item(score.items, subject.renderings)
+            units.setdefault(_unit(score), []).append(score)
     written = {}
-    for unit, values in units.items():
+    for unit, same in units.items():
         task, protocol, trial, network = unit
         name = "-".join(filter(None, (task, protocol, subject.checkpoint["name"], network, f"t{trial}")))
-        written[unit] = records.write_items(folder, name, in_groups(PerItem(test_sets[unit], values), subject.groups))
+        values = {one.metric: per_item(one.items, subject.renderings) for one in same if one.items is not None}
+        written[unit] = records.write_items(folder, name, in_groups(PerItem(same[0].test_set, values), subject.groups))
     return written
 
 

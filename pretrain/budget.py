@@ -30,11 +30,7 @@ def settle_budget(
 ) -> CfgNode:
     """A copy of the settings with what RUN.MINUTES decides; a resumed run keeps what it began with.
 
-    Args:
-        preset: the config without what was changed for this run: what differs from it was given, and stays.
-
-    Raises:
-        InputError: too few images, or so few minutes that no training fits.
+    What differs from ``preset``, the config's own, was given, and stays. InputError for too few images or minutes.
     """
     if not cfg.RUN.MINUTES:
         return cfg
@@ -58,12 +54,10 @@ def _fitted(cfg: CfgNode, free: Sequence[str], images: LabelledImages, device: t
     steps = cfg.SOLVER.STEPS
     if "SOLVER.STEPS" in free:
         within = int(_FRACTION * 60 * minutes / seconds)
-        if within < _STEPS // 4:
-            needed = _STEPS // 4 * seconds / 60 / _FRACTION
-            raise InputError(
-                f"expected minutes for at least {_STEPS // 4} steps of {seconds:.2f} s, found {minutes:g}; give "
-                f"--minutes {needed:.2g} or more, or leave the weights as they are"
-            )
+        if within < (fewest := _STEPS // 4):
+            needed = fewest * seconds / 60 / _FRACTION
+            raise InputError(f"expected minutes for at least {fewest} steps of {seconds:.2f} s, found {minutes:g}; "
+                             f"give --minutes {needed:.2g} or more, or leave the weights as they are")  # fmt: skip
         steps = chosen["SOLVER.STEPS"] = min(within, max(_MOST_EPOCHS * per_epoch, _STEPS))
     if "SOLVER.WARMUP_EPOCHS" in free:
         chosen["SOLVER.WARMUP_EPOCHS"] = round(0.1 * steps / per_epoch, 4)

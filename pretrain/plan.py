@@ -30,9 +30,8 @@ class PretrainingPlan:
 def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> PretrainingPlan:
     """The plan for ``images`` (of a data set of ``full_images`` before subsets) on ``processes`` processes.
 
-    Raises:
-        InputError: a batch that does not divide into processes and micro-batches, fewer images than a batch, or a
-            normalisation that would not be what its name says (BN of one image, ShuffleBN of a single group).
+    InputError for a batch that does not divide into processes and micro-batches, fewer images than a batch, or a
+    normalisation that would not be what its name says (BN of one image, ShuffleBN of a single group).
     """
     solver = cfg.SOLVER
     batch = solver.BATCH_SIZE
@@ -71,10 +70,16 @@ def _check_batch_statistics(cfg: CfgNode, micro: int, processes: int) -> None:
             f"{cfg.SOLVER.ACCUMULATE}, NORM.GROUP_SIZE {cfg.NORM.GROUP_SIZE}; raise them, or normalise with GN"
         )
     if "ShuffleBN" in norms(cfg) and processes == 1 and cfg.NORM.GROUP_SIZE in (0, micro):
+        sizes = [size for size in range(2, micro) if micro % size == 0]
+        advice = (
+            f"take NORM.GROUP_SIZE {min(sizes, key=lambda size: abs(size - 32))} (MoCo's are 32)"
+            if sizes
+            else ("raise SOLVER.BATCH_SIZE to a multiple of 4")
+        )
         raise InputError(
             "expected several processes, or NORM.GROUP_SIZE images of a virtual one, to shuffle between under "
             f"NORM.TEACHER ShuffleBN, found one process that normalises its {micro} images together: that is plain BN, "
-            "whose statistics leak which key is the query's; take NORM.GROUP_SIZE 32 (MoCo's) or another divisor"
+            f"whose statistics leak which key is the query's; {advice}"
         )
 
 

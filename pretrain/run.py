@@ -152,6 +152,8 @@ def prepare(cfg: CfgNode, device: torch.device, checkpoints: CheckpointFolder, p
     cfg = start.cfg if start else cfg
     images = build_images(cfg, cfg.DATA.SPLIT)
     cfg = settle_budget(cfg, preset, images, device, checkpoints)
+    if start:
+        start.check(evaluation_images(cfg, images), device)
     plan = make_plan(cfg, len(images), full_size(images), distributed.world_size())
     cfg = settle_views(cfg, images, plan.micro_batch, device, checkpoints)
     batches = TrainingBatches(cfg, images, plan, device)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from momentum_transfer.backbones.trainable import check_part, keep_statistics, l
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import with_values
 from momentum_transfer.pretrain.methods.method import Method, StudentTeacher
+from momentum_transfer.pretrain.monitor import EvaluationImages
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,21 @@ class Start:
     def network(self) -> nn.Module:
         """A plain copy of the backbone, for statistics of new images."""
         return self.source.build()
+
+    def check(self, images: EvaluationImages, device: torch.device) -> None:
+        """InputError for images that are all one, or features of them that are not finite or all the same."""
+        count = len(images)
+        some = torch.stack([images[int(row)][0] for row in np.linspace(0, count - 1, min(count, 16))])
+        if len(some) > 1 and bool((some == some[0]).all()):
+            raise InputError(f"expected images that differ, found the same {len(some)} times; check them for copies")
+        with torch.no_grad():
+            features = self.network.to(device).eval()(some.to(device)).float()
+        if not bool(features.isfinite().all()):
+            raise InputError(f"expected finite features, found NaN or infinite ones of {self.source.name}; give "
+                             "weights whose training did not diverge")  # fmt: skip
+        if len(some) > 1 and bool(((features - features[0]).abs() <= 1e-6 * features[0].abs().max()).all()):
+            raise InputError(f"expected features that differ between images, found the same for all {len(some)} of "
+                             f"{self.source.name}; its training collapsed, give other weights")  # fmt: skip
 
     def give(self, method: Method) -> None:
         """Load the backbone's weights and statistics into the student, and let the teacher begin as its copy.
@@ -77,9 +94,7 @@ def read_start(cfg: CfgNode, preset: CfgNode | None = None) -> Start | None:
 
     Under RUN.MINUTES the network is that of the weights, unless MODEL.ARCH differs from ``preset``, the config's own.
 
-    Raises:
-        InputError: no such weights, those of another network, another digest, or a part or rates that the network does
-            not have.
+    InputError for no such weights, another network, another digest, or a part or rates that the network does not have.
     """
     model = cfg.MODEL
     if not model.WEIGHTS:
@@ -87,11 +102,8 @@ def read_start(cfg: CfgNode, preset: CfgNode | None = None) -> Start | None:
             raise InputError("expected --weights of the digest MODEL.WEIGHTS_SHA256, found none; give both or neither")
         return None
     asked = named_architecture(model.ARCH, model.WIDTH, model.STEM)
-    follows = (
-        cfg.RUN.MINUTES
-        and preset is not None
-        and asked == named_architecture(preset.MODEL.ARCH, preset.MODEL.WIDTH, preset.MODEL.STEM)
-    )
+    follows = cfg.RUN.MINUTES and preset is not None and asked == named_architecture(
+        preset.MODEL.ARCH, preset.MODEL.WIDTH, preset.MODEL.STEM)  # fmt: skip
     named = asked if isinstance(asked, TimmArchitecture) and not follows else None
     source = load_backbone(model.WEIGHTS, architecture=named)
     found = source.architecture
@@ -104,18 +116,19 @@ def read_start(cfg: CfgNode, preset: CfgNode | None = None) -> Start | None:
         same = found.name.partition(".")[0] == asked.name.partition(".")[0]
     if not same:
         settings = " ".join(f"{key} {value}" for key, value in _settings_of(found).items())
-        raise InputError(
-            f"expected the weights of {asked}, found those of {found} in {model.WEIGHTS}; set {settings}, or give "
-            "other weights"
-        )
+        raise InputError(f"expected the weights of {asked}, found those of {found} in {model.WEIGHTS}; set {settings}, "
+                         "or give other weights")  # fmt: skip
     if model.WEIGHTS_SHA256 not in ("", source.sha256):
-        raise InputError(
-            f"expected weights with the digest {model.WEIGHTS_SHA256[:12]}… (MODEL.WEIGHTS_SHA256), found "
-            f"{source.sha256[:12]}… in {model.WEIGHTS}; give the weights that the run began with"
-        )
+        raise InputError(f"expected weights with the digest {model.WEIGHTS_SHA256[:12]}… (MODEL.WEIGHTS_SHA256), found "
+                         f"{source.sha256[:12]}… in {model.WEIGHTS}; give those that the run began with")  # fmt: skip
     with torch.device("meta"):
         network = build_backbone(asked)
-    _check_shapes(network, source)
+    for name, tensor in network.state_dict().items():
+        given = source.state.get(name)
+        if given is None or given.shape != tensor.shape:
+            shape = "none" if given is None else list(given.shape)
+            raise InputError(f"expected {name} of shape {list(tensor.shape)}, found {shape} in {source.name}; let "
+                             "MODEL.ARCH be the network of the weights, ?img_size=N included")  # fmt: skip
     check_part(network, model.TRAINABLE)
     if cfg.SOLVER.LAYER_DECAY != 1.0:
         layers_of(network)
@@ -126,17 +139,6 @@ def _settings_of(network: AnyArchitecture) -> dict[str, Any]:
     if not isinstance(network, Architecture):
         return {"MODEL.ARCH": str(network)}
     return {"MODEL.ARCH": network.name, "MODEL.WIDTH": network.width, "MODEL.STEM": network.stem}
-
-
-def _check_shapes(network: nn.Module, source: SourceBackbone) -> None:
-    for name, tensor in network.state_dict().items():
-        found = source.state.get(name)
-        if found is None or found.shape != tensor.shape:
-            shape = "none" if found is None else list(found.shape)
-            raise InputError(
-                f"expected {name} of shape {list(tensor.shape)}, found {shape} in {source.name}; let MODEL.ARCH be the "
-                "network of the weights, ?img_size=N included"
-            )
 
 
 @torch.no_grad()

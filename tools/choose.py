@@ -15,7 +15,6 @@ from sizes; the same command resumes a stopped choice. One page recommends, or s
 import argparse
 import os
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,8 +51,9 @@ def main(args: argparse.Namespace) -> None:
         if args.screen:
             take = screening.sample_of_boxes if data.side else screening.sample_of_files
             sample = take(data.parts["train"], args.seed)
-        check = partial(_check, paths=[] if args.screen else data.some, detectors=bool(data.side) and trains)
-        found, size, left_out = reading.read_candidates(args.weights, args.image_size, check, not alone_screen)
+        some, detectors = () if args.screen else data.some, bool(data.side) and trains
+        found, size, left_out = reading.read_candidates(args.weights, args.image_size, some, detectors=detectors,
+                                                        same_size=not alone_screen)  # fmt: skip
         question = Question(
             out, candidates=found, image_size=size, minutes=args.minutes or (60.0 if trains else 1e6), seed=args.seed,
             trials=args.trials, workers=args.workers, engine=args.engine, overrides=tuple(args.overrides),
@@ -63,8 +63,9 @@ def main(args: argparse.Namespace) -> None:
         if sample is not None:
             side = args.image_size or screening.SIDE["regions" if data.side else "images"]
             before = run.screen_seconds(question, len(sample.images), side)
-            count = f"{len(found)} candidates by {len(sample.images)} images"
-            say(f"ranking {count} without training: about {before:.0f} s")
+            say(
+                f"ranking {len(found)} candidates by {len(sample.images)} images without training: about {before:.0f} s"
+            )
         if not alone_screen:
             question = run.as_begun(question)
             first = run.estimated(question, data.tested, data.side, data.batch)
@@ -79,7 +80,7 @@ def main(args: argparse.Namespace) -> None:
         if sample is not None:
             rank = partial(screening.screen, found, sample, args.image_size, args.measure, args.seed)
             screen = rank() if alone_screen else run.kept_screen(question, rank)
-            table(f"{question.title}: ranked by {screen.measure}", screen.columns, screen.rows())
+            table(f"{question.title}: ranked by {screen.measure}", *screen.table())
             left_out += screen.left_out
         if not alone_screen:
             if data.side:
@@ -92,19 +93,6 @@ def main(args: argparse.Namespace) -> None:
     say(f"wrote {page}" + ("" if alone_screen else f"; the records of all stages are in {question.results}"))
 
 
-def _check(source: Any, paths: Sequence[Path], detectors: bool) -> None:
-    """InputError for weights that cannot be used: features of a few images are looked at, and what detectors take."""
-    from momentum_transfer.suites.choose.screen import check_features
-
-    if detectors and getattr(source.architecture, "style", "pytorch") != "pytorch":
-        raise InputError(
-            f"expected a network that the detectors here train, found {source.architecture}; --screen or --probes-only "
-            "takes it"
-        )
-    if paths:
-        check_features(source, paths)
-
-
 def _open(args: argparse.Namespace, out: Path) -> Any:
     """The opened set of --train and --val, in whichever form."""
     from momentum_transfer.images.class_folders import is_class_folders
@@ -115,6 +103,9 @@ def _open(args: argparse.Namespace, out: Path) -> Any:
         if not path.exists():
             raise InputError(f"expected images at {path}, found nothing there; check --train and --val")
     if not is_class_folders(train):
+        if train.is_dir() and not any(path.suffix.lower() in (".json", ".xml", ".txt") for path in train.rglob("*")):
+            raise InputError(f"expected boxes (COCO, VOC, YOLO), or folders of two classes or more, in {train}, found "
+                             "neither")  # fmt: skip
         return open_detection(args.train, args.val, args.split, title=args.title, images=args.images, seed=args.seed,
                               out=out, overrides=args.overrides)  # fmt: skip
     if args.overrides:

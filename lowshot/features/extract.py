@@ -8,8 +8,7 @@ B.3) the CLS token of the last one, with or without the mean of its patches.
 
 import os
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -34,14 +33,6 @@ from momentum_transfer.images.tar_shards import ShardImages
 from momentum_transfer.lowshot.config import SETTINGS
 from momentum_transfer.lowshot.features.cache import About, Entry, crc_of
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check
-
-
-@dataclass(frozen=True)
-class Source:
-    """What produces features."""
-
-    network: Callable[[Tensor], Tensor]  # images [N, 3, H, W] -> features [N, D], in eval mode, not changed
-    weights: str  # hash of the file's weights and of which network in it; any change of it misses the cache
 
 
 class Pixels(nn.Module):
@@ -99,14 +90,14 @@ class _Transformed(Dataset[Tensor]):
 
 
 def extract(
-    source: Source, dataset: LabelledImages, transform: Callable[[PIL.Image.Image], Tensor], about: About, cache: Path,
-    *, name: str, batch_size: int = 256, workers: int = 0, device: str | torch.device = "cpu",
+    network: Callable[[Tensor], Tensor], dataset: LabelledImages, transform: Callable[[PIL.Image.Image], Tensor],
+    about: About, cache: Path, *, name: str, batch_size: int = 256, workers: int = 0,
+    device: str | torch.device = "cpu",
 ) -> FeatureSet:  # fmt: skip
-    """Features of ``dataset`` from the cache, or computed and put there.
+    """Features of ``dataset`` from the ``cache``'s folder, or computed and put there.
 
-    Args:
-        cache: folder of all entries.
-        name: what messages call this split.
+    ``network``: images [N, 3, H, W] -> features [N, D], in eval mode. ``name``: what messages call this split. Each
+    process computes its own rows, from where an earlier run stopped; rows are written first, then the progress.
     """
     SETTINGS["FEATURES.PRECISION"].require(about.precision)
     entry, labels = Entry(cache / about.key), np.asarray(dataset.labels)
@@ -114,32 +105,26 @@ def extract(
         with entry.locked():
             entry.check(about)
             if not entry.complete:
-                features_of = partial(compute, source.network, precision=about.precision, device=device)
-                load = partial(ordered_loader, batch=batch_size, workers=workers, pin_memory=torch.cuda.is_available())
-                _fill(entry, about, _Transformed(dataset, transform), features_of, load, name)
+                images = _Transformed(dataset, transform)
+                features_of = partial(compute, network, precision=about.precision, device=device)
+                rows = entry.open_rows(about, len(images), lambda: int(features_of(images[0][None]).shape[1]))
+                own, done, checksum = entry.own_rows(rows)
+                if done:
+                    say(f"features of {name}: resumed after {done} of {len(own)} images")
+                left, pinned = Subset(images, own[done:]), torch.cuda.is_available()
+                loader = ordered_loader(left, batch_size, workers=workers, pin_memory=pinned)
+                for batch in track(loader, f"features of {name}"):
+                    features = features_of(batch).cpu().numpy()
+                    rows[own[done] : own[done] + len(batch)] = features
+                    checksum = crc_of(features, checksum)
+                    done += len(batch)
+                    rows.flush()
+                    entry.write_progress(own, done, checksum)
                 entry.finish(labels)
     entry.check(about)
     result = FeatureSet(entry.read(labels), labels, name, about.weights)
     check(result)
     return result
-
-
-def _fill(
-    entry: Entry, about: About, images: _Transformed, features_of: Callable[[Tensor], Tensor],
-    load: Callable[[Subset[Tensor]], Iterable[Tensor]], name: str,
-) -> None:  # fmt: skip
-    """Compute this process's rows, from where an earlier run stopped; the rows are written first, then the progress."""
-    rows = entry.open_rows(about, len(images), lambda: int(features_of(images[0][None]).shape[1]))
-    own, done, checksum = entry.own_rows(rows)
-    if done:
-        say(f"features of {name}: resumed after {done} of {len(own)} images")
-    for batch in track(load(Subset(images, own[done:])), f"features of {name}"):
-        features = features_of(batch).cpu().numpy()
-        rows[own[done] : own[done] + len(batch)] = features
-        checksum = crc_of(features, checksum)
-        done += len(batch)
-        rows.flush()
-        entry.write_progress(own, done, checksum)
 
 
 @torch.no_grad()
@@ -188,20 +173,15 @@ class StageFeatures(nn.Module):
             return self.backbone.maps(images)[self.layer].float().mean(dim=(2, 3))
         if self.pool == "pooled" or not isinstance(self.backbone, TimmBackbone):
             return self.backbone(images).float()
-        if last := re.fullmatch(r"last-(\d+)-blocks", self.pool):
-            one = _class_token if self.backbone.class_token else _patch_mean
-            return torch.cat([one(*tokens) for tokens in self.backbone.tokens(images, int(last[1]))], dim=1)
-        tokens = self.backbone.tokens(images)[-1]
-        parts = {"cls": [_class_token], "patch_mean": [_patch_mean]}.get(self.pool, [_class_token, _patch_mean])
-        return torch.cat([part(*tokens) for part in parts], dim=1)
-
-
-def _class_token(prefix: Tensor, patches: Tensor) -> Tensor:
-    return prefix[:, 0].float()
-
-
-def _patch_mean(prefix: Tensor, patches: Tensor) -> Tensor:
-    return patches.float().mean(dim=(2, 3))
+        last, token = re.fullmatch(r"last-(\d+)-blocks", self.pool), self.backbone.class_token
+        cls, mean = (token, not token) if last else ("cls" in self.pool, "patch_mean" in self.pool)
+        found = []
+        for prefix, patches in self.backbone.tokens(images, int(last[1]) if last else 1):
+            if cls:
+                found.append(prefix[:, 0].float())
+            if mean:
+                found.append(patches.float().mean(dim=(2, 3)))
+        return torch.cat(found, dim=1)
 
 
 def _check(backbone: Backbone, layer: str, pool: str) -> None:

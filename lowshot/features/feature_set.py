@@ -45,12 +45,9 @@ def read_npz(path: str | Path) -> FeatureSet:
         raise InputError(f"feature file not found: {path}; expected an .npz with the arrays features and labels")
     with untrusted.opened(path) as archive:
         known = untrusted.names_of(archive)
-        missing = [key for key in ("features", "labels") if key not in known]
-        if missing:
-            raise InputError(
-                f"expected the arrays features [N, D] and labels in {path}, found {', '.join(known)}; "
-                f"missing: {', '.join(missing)}"
-            )
+        if missing := [key for key in ("features", "labels") if key not in known]:
+            raise InputError(f"expected the arrays features [N, D] and labels in {path}, found {', '.join(known)}; "
+                             f"missing: {', '.join(missing)}")  # fmt: skip
     features, labels = untrusted.read_arrays(path, ("features", "labels")).values()
     if features.dtype.kind != "f":
         raise InputError(f"features of {path} are {features.dtype}, expected floating-point numbers")
@@ -100,7 +97,7 @@ def check_vary(*sides: FeatureSet) -> None:
         if same and len(features) > 1:
             raise InputError(
                 f"expected features that differ between images, found the same for all {len(features)} of {data.name}; "
-                "the network has collapsed, or its weights are not the trained ones: look at them with diagnostics"
+                "the images are copies of one, the network has collapsed, or its weights are not the trained ones"
             )
 
 
@@ -126,11 +123,7 @@ def check_pair(train: FeatureSet, test: FeatureSet) -> None:
 
 
 def check_known(labels: np.ndarray, test_labels: np.ndarray, name: str, test_name: str) -> None:
-    """Raise :class:`InputError` unless there are two classes to train on, and no other ones to test.
-
-    Args:
-        labels, test_labels: [N] and [M] class indices. name, test_name: of the sets.
-    """
+    """InputError unless there are two classes to train on, and no other ones to test; [N] and [M] class indices."""
     known = np.unique(labels)
     if len(known) < 2:
         raise InputError(f"expected at least two classes in {name}, found one class only (label {known[0]})")
@@ -139,5 +132,5 @@ def check_known(labels: np.ndarray, test_labels: np.ndarray, name: str, test_nam
         raise InputError(
             f"labels do not match: {test_name} has classes that {name} lacks: "
             f"{', '.join(map(str, unknown[:10]))}{' …' if len(unknown) > 10 else ''}; "
-            "were both splits indexed by the same list of classes?"
+            "were both splits indexed by the same list of classes, and have all of them images that train?"
         )

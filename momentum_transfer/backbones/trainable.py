@@ -32,36 +32,25 @@ UPDATES = (".lora_a", ".lora_b")
 def layers_of(network: nn.Module) -> dict[str, int]:
     """Parameter name -> its layer: 0 for the stem, then block after block; timm says it of its own networks.
 
-    Raises:
-        InputError: a network whose blocks are not known.
+    InputError for a network whose blocks are not known.
     """
-    if isinstance(network, TimmBackbone):
-        return _layers_of_timm(network)
+    if isinstance(network, TimmBackbone) and hasattr(network.network, "group_matcher"):
+        from timm.models import group_parameters
+
+        matcher = network.network.group_matcher(coarse=False)
+        layers: dict[str, int] = group_parameters(network.network, matcher, reverse=True)
+        return layers
     names = [name for name, _ in network.named_parameters()]
     found = {name: (int(match[1] or 0), int(match[2])) for name in names if (match := _BLOCK.match(name))}
-    if not found:
-        raise InputError(
-            f"expected a network whose blocks are known, found {_named(network)}; train all of it, or nothing"
-        )
+    if not found or isinstance(network, TimmBackbone):
+        raise InputError(f"expected a network whose blocks are known, found {_named(network)}; leave rates by layer at "
+                         "1, and train all of it, or nothing")  # fmt: skip
     number = {place: 1 + index for index, place in enumerate(sorted(set(found.values())))}
     return {name: number[found[name]] if name in found else 0 for name in names}
 
 
 def _named(network: nn.Module) -> str:
     return str(getattr(network, "architecture", type(network).__name__))
-
-
-def _layers_of_timm(network: TimmBackbone) -> dict[str, int]:
-    from timm.models import group_parameters
-
-    inner = network.network
-    if not hasattr(inner, "group_matcher"):
-        raise InputError(
-            f"expected a network whose layers timm knows, found {network.architecture}; leave rates by layer at 1, "
-            "and train all of it, or nothing"
-        )
-    found: dict[str, int] = group_parameters(inner, inner.group_matcher(coarse=False), reverse=True)
-    return found
 
 
 def rate_factors(network: nn.Module, decay: float) -> dict[str, float]:
@@ -106,7 +95,14 @@ def train_only(network: nn.Module, part: str, seed: int = 0) -> None:
     if part == ALL:
         return
     check_part(network, part)
-    trained = _names_of(network, part)
+    trained: set[str] = set()
+    if part.startswith(LAST):
+        layers = layers_of(network)
+        first = max(layers.values()) - int(part.partition("-")[2]) + 1
+        trained = {name for name, layer in layers.items() if layer >= first}
+    if part == NORMS:
+        modules = [item for item in network.named_modules() if isinstance(item[1], _NORM_TYPES)]
+        trained = {f"{name}.{key}" for name, module in modules for key, _ in module.named_parameters(recurse=False)}
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and name in trained)
     untrained = {name for name, _ in network.named_parameters() if name not in trained}
@@ -123,17 +119,6 @@ def train_only(network: nn.Module, part: str, seed: int = 0) -> None:
         network.eval()
         network.__dict__["train"] = partial(_stay, network)
     network.__dict__[_UNTRAINED] = frozenset(untrained)
-
-
-def _names_of(network: nn.Module, part: str) -> set[str]:
-    if part.startswith(LAST):
-        layers = layers_of(network)
-        first = max(layers.values()) - int(part.partition("-")[2]) + 1
-        return {name for name, layer in layers.items() if layer >= first}
-    if part == NORMS:
-        modules = [item for item in network.named_modules() if isinstance(item[1], _NORM_TYPES)]
-        return {f"{name}.{key}" for name, module in modules for key, _ in module.named_parameters(recurse=False)}
-    return set()
 
 
 def keep_statistics(module: nn.Module) -> None:

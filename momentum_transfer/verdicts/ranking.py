@@ -33,10 +33,8 @@ def friedman(scores: np.ndarray) -> Ranking:
     """
     scores = np.asarray(scores, dtype=np.float64)
     if scores.ndim != 2 or scores.shape[0] < 2 or scores.shape[1] < 3:
-        raise InputError(
-            f"expected at least 2 measures of at least 3 checkpoints for mean ranks, found {scores.shape}; "
-            "compare two checkpoints measure by measure"
-        )
+        raise InputError(f"expected at least 2 measures of at least 3 checkpoints for ranks, found {scores.shape}; "
+                         "compare two checkpoints measure by measure")  # fmt: skip
     if not np.isfinite(scores).all():
         raise InputError("expected every checkpoint's score in every measure, found one missing; leave the measure out")
     measures, checkpoints = scores.shape
@@ -118,9 +116,8 @@ def agreement(first: np.ndarray, second: np.ndarray, resamples: int = 1000) -> A
     """
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1 or len(a) < FEWEST_CHECKPOINTS:
-        raise InputError(
-            f"expected the scores of the same {FEWEST_CHECKPOINTS} or more checkpoints, found {len(a)} and {len(b)}"
-        )
+        needed = f"the scores of the same {FEWEST_CHECKPOINTS} or more checkpoints"
+        raise InputError(f"expected {needed}, found {len(a)} and {len(b)}")
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise InputError("expected finite scores of every checkpoint, found one missing; leave the checkpoint out")
     resamples = max(100, min(resamples, 2**22 // len(a) ** 2))  # pairs of checkpoints are n² numbers a resample
@@ -140,16 +137,11 @@ def _kendall(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     rows = max(1, 2**20 // a.shape[1] ** 2)  # a thousand times all pairs would be gigabytes
     if len(a) > rows:
         return np.concatenate([_kendall(a[i : i + rows], b[i : i + rows]) for i in range(0, len(a), rows)])
-    x, y = (_signs(v) for v in (a, b))
+    # the order of every two, 1, 0 or −1, [S, n²] in float32, which counts to 2²⁴ without rounding
+    x, y = (np.sign(v[:, :, None] - v[:, None]).astype(np.float32, copy=False).reshape(len(v), -1) for v in (a, b))
     both, ones, others = (np.einsum("si,si->s", u, v).astype(np.float64) for u, v in ((x, y), (x, x), (y, y)))
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(both / np.sqrt(ones * others))
-
-
-def _signs(values: np.ndarray) -> np.ndarray:
-    """[S, n²] the order of every two of [S, n] values: 1, 0 or −1, in float32, which counts to 2²⁴ without rounding."""
-    signs = np.sign(values[:, :, None] - values[:, None, :])
-    return signs.astype(np.float32, copy=False).reshape(len(values), -1)
 
 
 def _spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:

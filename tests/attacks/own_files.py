@@ -23,7 +23,7 @@ from momentum_transfer.images.taxonomies import read_hierarchy
 from momentum_transfer.lowshot.labelled_data import from_file_list
 from momentum_transfer.report.file_verdict import verdict
 from momentum_transfer.suites.choose.run import as_begun, keep_question, make_plan
-from momentum_transfer.suites.choose.stages import DETECTION, Candidate, Plan, Question, rows, training_steps
+from momentum_transfer.suites.choose.stages import DETECTION, Candidate, Plan, Question, rows, training_step
 from momentum_transfer.suites.executors import SUBMITTED, submitted
 from momentum_transfer.suites.progress import PLAN, standings
 from momentum_transfer.suites.task import STATE
@@ -168,7 +168,8 @@ class OwnFiles:
             kept = as_begun(asked)
             plan = make_plan(kept, Plan({}, {}), 1.0)
             rows(kept, plan)
-            trained = [training_steps(kept, stage, plan.lengths[stage], kept.everyone) for stage in kept.stages]
+            trained = [training_step(kept, one, stage, plan.lengths[stage]) for stage in kept.stages
+                       for one in kept.everyone]  # fmt: skip
             for step in itertools.chain(*trained):
                 assert all(os.fsencode(word) and b"\0" not in os.fsencode(word) for word in step.command)
 

@@ -33,9 +33,8 @@ def test_uniformity_and_alignment_are_their_definitions():
     x, y = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in RANDOM.normal(size=(2, 30, 5)))
     pairs = [np.exp(-2 * np.sum((a - b) ** 2)) for a, b in itertools.combinations(x, 2)]
     assert diagnostics._uniformity(x) == pytest.approx(np.log(np.mean(pairs)))
-    assert diagnostics._alignment(x, y) == pytest.approx(
-        np.mean([np.sum((a - b) ** 2) for a, b in zip(x, y, strict=True)])
-    )
+    found = {score.metric: score.value for score in diagnostics.scores(feature_set(x), (x, 3 * y))}
+    assert found["alignment"] == pytest.approx(np.mean([np.sum((a - b) ** 2) for a, b in zip(x, y, strict=True)]))
     assert diagnostics._uniformity(np.tile(x[:1], (9, 1))) == pytest.approx(0.0, abs=1e-9)  # collapse
 
 

@@ -19,7 +19,6 @@ from momentum_transfer.lowshot.classifier import Classifier, Setup
 from momentum_transfer.lowshot.fixmatch import (
     FixMatch,
     _unlabelled_loss,
-    _with_norm,
     build_method,
     check_backbone,
     check_preset,
@@ -266,7 +265,7 @@ def test_momentum_bn_teacher_blends_batch_and_history_by_alpha():
 @pytest.mark.parametrize("norm", ["BN", "SyncBN", "GN", "IN"])
 def test_with_norm_keeps_every_tensor_that_the_normalisation_has(norm):
     before = backbone().state_dict()
-    after = _with_norm(backbone(), Norm(norm)).state_dict()
+    after = build_method(backbone(), 2, replace(FIXMATCH["fixmatch"], student=norm), 0).student.backbone.state_dict()
     statistics = {name for name in before if "running" in name or "num_batches" in name}
     assert set(before) - set(after) == (statistics if norm in ("GN", "IN") else set())
     assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())

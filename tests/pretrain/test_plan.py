@@ -92,6 +92,15 @@ def test_shuffle_bn_with_nothing_to_shuffle_between_is_refused_as_the_plain_bn_t
         make_plan(tiny_cfg({**SHUFFLE, **settings}), 800, 800, 1)
 
 
+@pytest.mark.parametrize(
+    ("batch", "advice"), [(256, "NORM.GROUP_SIZE 32 "), (16, "NORM.GROUP_SIZE 8 "), (48, "NORM.GROUP_SIZE 24 "),
+                          (7, "SOLVER.BATCH_SIZE to a multiple of 4")],
+)  # fmt: skip
+def test_a_group_size_that_divides_the_batch_is_suggested(batch, advice, tiny_cfg):
+    with pytest.raises(InputError, match=advice):
+        make_plan(tiny_cfg({**SHUFFLE, "SOLVER.BATCH_SIZE": batch}), 800, 800, 1)
+
+
 @pytest.mark.parametrize(("settings", "processes"), [({"NORM.GROUP_SIZE": 4}, 1), ({}, 2), ({"NORM.GROUP_SIZE": 4}, 2)])
 def test_shuffle_bn_has_other_groups_or_processes_to_shuffle_with(settings, processes, tiny_cfg):
     assert make_plan(tiny_cfg({**SHUFFLE, **settings}), 800, 800, processes).micro_batch == 8 // processes

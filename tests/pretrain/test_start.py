@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import PIL.Image
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -207,6 +208,26 @@ def test_weights_that_cannot_be_continued_are_refused_before_images_are_read(set
         check_settings(cfg)
         begun(cfg)
     assert not Path(cfg.OUTPUT_DIR).exists()
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"), [(1e30, "expected finite features, found NaN or infinite ones of w"),
+                           (1e-30, "expected features that differ between images, found the same for all 16 of w")],
+)  # fmt: skip
+def test_weights_whose_features_say_nothing_are_refused_before_the_training(scale, message, continued, weights):
+    state = {name: value * scale if value.dim() == 4 else value for name, value in load_file(weights).items()}
+    write(weights, state, Architecture("resnet10", 4), {})
+    cfg = continued()
+    with pytest.raises(InputError, match=message):
+        train(cfg)
+    assert not (Path(cfg.OUTPUT_DIR) / "checkpoints").exists()
+
+
+def test_copies_of_one_image_are_refused_before_the_training(continued, tmp_path):
+    for number in range(20):
+        PIL.Image.new("RGB", (20, 20), "red").save(tmp_path / f"{number}.png")
+    with pytest.raises(InputError, match="expected images that differ, found the same 16 times"):
+        train(continued({"DATA.NAME": "images", "DATA.ROOT": tmp_path, "DATA.SPLIT": "."}))
 
 
 def test_weights_in_caffes_style_do_not_go_on_as_another_network(tiny_cfg, tmp_path):

@@ -153,6 +153,9 @@ def test_probes_are_asked_for_alone_and_follow_the_screen(weights, folder, tmp_p
 
 def test_wrong_words_are_one_line(weights, folder, tmp_path, started):
     words = {"--weights": weights, "--train": [folder], "--split": [0.5], "--out": [tmp_path / "out"]}
+    one_class = tmp_path / "single"
+    (one_class / "only").mkdir(parents=True)
+    PIL.Image.new("RGB", (8, 8)).save(one_class / "only" / "a.png")
     for changes, message in {
         ("--minutes", 0): "expected --minutes above 0, found 0",
         ("--trials", 0): "expected --trials of at least 1, found 0",
@@ -160,6 +163,7 @@ def test_wrong_words_are_one_line(weights, folder, tmp_path, started):
         ("--train", tmp_path / "absent"): "expected images at",
         ("--weights", tmp_path / "absent.pth"): "absent.pth",
         ("--weights", weights[0], weights[0]): "expected weights of different names, found first twice",
+        ("--train", one_class): "expected boxes (COCO, VOC, YOLO), or folders of two classes or more",
     }.items():
         given = {**words, changes[0]: changes[1:]}
         ended = choose(*(word for option, values in given.items() for word in (option, *values)))
@@ -237,7 +241,10 @@ def test_a_network_that_the_detectors_do_not_train_is_left_out_of_their_choice(t
 
 
 @pytest.mark.slow
-def test_a_detection_set_ends_in_a_verdict(weights, tmp_path):
+@pytest.mark.timeout(1200)  # eight commands, four of them detectors
+def test_a_detection_set_ends_in_a_verdict(weights, tmp_path, monkeypatch):
+    """With the shortest trainings: else they fill the minutes."""
+    monkeypatch.setattr(stages, "_PLANNED", 0.0)
     scenes = small_scenes(tmp_path / "scenes", 12)
     ended = choose(
         "--weights", weights[0], "--train", scenes, "--split", 0.5, "--minutes", 12, "--out", tmp_path / "out",

@@ -425,6 +425,22 @@ def test_a_linear_classifier_on_a_collapsed_network_is_refused(lowshot, weights,
     assert "expected features that differ between images" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["finetune", "fixmatch"])
+@pytest.mark.parametrize(
+    ("scale", "message"), [(0.0, "expected features that differ between images"), (1e38, "hold NaN or infinite values")]
+)
+def test_weights_whose_features_say_nothing_are_refused_before_training(
+    lowshot, weights, tmp_path, capsys, command, scale, message
+):
+    bad, state = collapsed(weights, tmp_path / "bad.pth"), torch.load(weights, weights_only=True)
+    if scale:
+        scaled = {name: value * scale for name, value in state.items() if name.startswith("layer") and "conv" in name}
+        torch.save(state | scaled, bad)
+    assert lowshot(command, "--weights", bad, "OUTPUT_DIR", tmp_path, "--results", tmp_path / "r.jsonl") == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "trials").exists()
+
+
 def test_a_file_of_groups_beside_the_test_images_is_kept_with_their_outcomes(lowshot, leaking, tmp_path, capsys):
     names = [f"class_{n % 2}/val_{place}.png" for place, n in enumerate((0, 1, 2, 90, 91, 92))]
     groups = dict(zip(names, "bcabca", strict=True))

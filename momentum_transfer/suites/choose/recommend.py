@@ -6,7 +6,7 @@ pairs, so that the best of many is not so by chance. The page is the report of a
 """
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from momentum_transfer.report.page import build, make_report, write_report
 from momentum_transfer.report.read_inputs import read_records
 from momentum_transfer.suites.choose.screen import Screen
 from momentum_transfer.suites.choose.stages import DETECTION, Question
-from momentum_transfer.verdicts.comparison import Comparison
 from momentum_transfer.verdicts.corrections import BETTER, verdicts
 
 
@@ -27,7 +26,6 @@ from momentum_transfer.verdicts.corrections import BETTER, verdicts
 class Choice:
     """The recommendation."""
 
-    measure: Measure  # the one that decided
     means: Mapping[str, float]  # of every start, best first
     best: tuple[str, ...]  # the candidates that no other is better than, best first
     worse: tuple[str, ...]  # the others
@@ -36,38 +34,43 @@ class Choice:
 
 
 def decide(asked: Question, records: Sequence[Mapping[str, Any]], resamples: int = RESAMPLES) -> Choice:
-    """The verdict on the records of all stages.
+    """The verdict on the records of all stages, as `read_records` gives them.
 
-    Args:
-        records: as `report.inputs.read_records` gives them: with the folders of their outcomes per image.
-
-    Raises:
-        InputError: a start has no record of the stage that decides, or its outcomes per image are gone.
+    InputError where a start has no record of the stage that decides, or its outcomes per image are gone.
     """
     # Settings differ by architecture alone, because all commands follow from one question.
     results = aggregate([{**record, "config": ""} for record in records])
     measure = _deciding(asked, results)
-    cells = results.cells[measure]
+    cells, what = results.cells[measure], f"{measure.task} {measure.metric}"
     if missing := [one.name for one in asked.everyone if one.name not in cells]:
-        what = f"{measure.task} {measure.metric}"
         raise InputError(f"expected {what} of every start, found none of {missing[0]}; run it again")
     means = dict(sorted(((one.name, cells[one.name].mean) for one in asked.everyone), key=lambda pair: -pair[1]))
-    comparisons = Comparisons(results, resamples)
-    differences, better = _pairs(comparisons, measure, list(means))
-    if len(differences) < len(means) * (len(means) - 1) // 2:
-        reason = next(iter(comparisons.notices), "one trial, and no outcomes per test image")
-        raise InputError(f"no verdict on {measure.task} {measure.metric} is possible: {reason}")
+    comparisons, differences = Comparisons(results, resamples), {}
+    for pair in itertools.combinations(means, 2):
+        if (one := comparisons.of(measure, *pair)) is None or one.p is None:
+            reason = next(iter(comparisons.notices), "one trial, and no outcomes per test image")
+            raise InputError(f"no verdict on {what} is possible: {reason}")
+        differences[pair] = one
+    better = {pair for pair, (word, _) in verdicts(differences).items() if word == BETTER}
     baseline = {one.name: one.baseline for one in asked.candidates}
     ranked = [name for name in means if name in baseline]
     best = tuple(name for name in ranked if not any((other, name) in better for other in baseline))
     worse = tuple(name for name in ranked if name not in best)
     helped = tuple(name for name in best if (name, baseline[name]) in better)
-    sentences = [_ranking(measure, means, best, worse), *_beside_random(means, best, baseline, better)]
+    sentences = [_ranking(measure, means, best, worse)]
+    for name in best:
+        start = baseline[name]
+        verdict = "is worse than" if (start, name) in better else "is not significantly different from"
+        verdict = "is better than" if name in helped else verdict
+        sentences.append(f"{name} {verdict} a random start of its architecture ({means[start]:.1f}).")
+    near = {*best, *(baseline[name] for name in best)}
+    sizes = [one.detectable for pair, one in differences.items() if set(pair) <= near and one.detectable is not None]
     if not any(means.values()):
         sentences.append("All scores are 0: these trainings were too short to compare; give more minutes.")
-    elif len(best) > 1 or len(best) != len(helped):
-        sentences += _detectable(best, baseline, differences)
-    return Choice(measure, means, best, worse, helped, tuple(sentences))
+    elif sizes and (len(best) > 1 or not helped):
+        sentences.append(f"A true difference of {max(sizes):.1f} points would be detected in 80 % of cases; more test "
+                         "images, trials or minutes detect smaller ones.")  # fmt: skip
+    return Choice(means, best, worse, helped, tuple(sentences))
 
 
 def _deciding(asked: Question, results: Results) -> Measure:
@@ -76,17 +79,6 @@ def _deciding(asked: Question, results: Results) -> Measure:
     if len(found) != 1:
         raise InputError(f"expected one measure {task} {metric} in {asked.results}, found {len(found)}; run it again")
     return found[0]
-
-
-def _pairs(
-    comparisons: Comparisons, measure: Measure, names: Sequence[str]
-) -> tuple[dict[tuple[str, str], Comparison], set[tuple[str, str]]]:
-    """Differences of all pairs (the better first), and the pairs of which the first is significantly better."""
-    differences = {}
-    for first, second in itertools.combinations(names, 2):
-        if (one := comparisons.of(measure, first, second)) is not None and one.p is not None:
-            differences[first, second] = one
-    return differences, {pair for pair, (word, _) in verdicts(differences).items() if word == BETTER}
 
 
 def _ranking(measure: Measure, means: Mapping[str, float], best: Sequence[str], worse: Sequence[str]) -> str:
@@ -102,30 +94,6 @@ def _ranking(measure: Measure, means: Mapping[str, float], best: Sequence[str], 
     if worse:
         return f"Take {leader}: its {score} of {means[leader]:.1f} is better than that of {listed(worse)}."
     return f"{leader}, the only candidate: {score} {means[leader]:.1f}."
-
-
-def _beside_random(
-    means: Mapping[str, float], best: Sequence[str], baseline: Mapping[str, str], better: Collection[tuple[str, str]]
-) -> list[str]:
-    sentences = []
-    for name in best:
-        start = baseline[name]
-        verdict = "is worse than" if (start, name) in better else "is not significantly different from"
-        verdict = "is better than" if (name, start) in better else verdict
-        sentences.append(f"{name} {verdict} a random start of its architecture ({means[start]:.1f}).")
-    return sentences
-
-
-def _detectable(
-    best: Sequence[str], baseline: Mapping[str, str], differences: Mapping[tuple[str, str], Comparison]
-) -> list[str]:
-    """How large a difference would have to be for these test images and trials to show it."""
-    near = {*best, *(baseline[name] for name in best)}
-    sizes = [one.detectable for pair, one in differences.items() if set(pair) <= near and one.detectable is not None]
-    if not sizes:
-        return []
-    return [f"A true difference of {max(sizes):.1f} points would be detected in 80 % of cases; more test images, "
-            "trials or minutes detect smaller ones."]  # fmt: skip
 
 
 def write_page(
@@ -149,7 +117,7 @@ def write_page(
         report = make_report(results, runs, command=typed(command), title=title, resamples=resamples)
     else:
         report = replace(build([], command=typed(command), title=title), verdicts=())
-    tables = [screen.table()] if screen is not None else []
+    tables = [screen.view()] if screen is not None else []
     out, sentences = asked.out / "choice.html", (*said, *left_out)
     report = replace(report, verdicts=(*sentences, *report.verdicts), overall=(*tables, *report.overall))
     write_report(report, out)

@@ -41,27 +41,24 @@ _UNKNOWN, _TIMING = 1e10, 0.1
 
 
 def estimated(asked: Question, tested: int, side: int = 0, batch: int = 1) -> Plan:
-    """A plan without lengths, from the sizes of networks and data alone, in a second or two.
+    """A plan without lengths, from the sizes of networks and data (``tested``: test images) alone, in a second or two.
 
-    Args:
-        tested: number of test images. side, batch: of a detector's images.
+    ``side``, ``batch``: of a detector's images.
     """
-    speed, images = _operations_a_second(), sum(asked.counts) + tested
-    commands = len(stages.image_commands(asked))
-    names = {one.architecture for one in asked.everyone}
+    speed, train = _operations_a_second(), sum(asked.counts)
     times: dict[str, dict[str, Times]] = {stage: {} for stage in asked.stages}
     seconds = {}
-    for name in sorted(names):
+    for name in sorted({one.architecture for one in asked.candidates}):
         forward = _SLOWER * _operations(name, asked.image_size) / speed + _READ
-        seconds[name] = commands * _START + forward * images
+        seconds[name] = len(stages.image_commands(asked)) * _START + forward * (train + tested)
         for stage in asked.stages:
             if asked.kind == DETECTION:
                 network, heads = _SLOWER * _operations(name, side) / speed, _HEADS * side**2 / speed
                 each = batch * ((1 if stage == "frozen" else 3) * network + 3 * heads + _READ)
                 times[stage][name] = Times(_START + tested * (network + heads + _READ), each)
             else:  # two learning rates are searched on four fifths of the images
-                each = sum(asked.counts) * (2 * 0.8 + 1) * (3 * (forward - _READ) + _READ / max(asked.workers, 1))
-                times[stage][name] = Times(_START + (tested + sum(asked.counts)) * forward, each)
+                each = train * (2 * 0.8 + 1) * (3 * (forward - _READ) + _READ / max(asked.workers, 1))
+                times[stage][name] = Times(_START + (tested + train) * forward, each)
     return Plan({}, times, seconds)
 
 
@@ -106,23 +103,15 @@ def measured(asked: Question, stage: str, one: stages.Candidate, wall: float) ->
     """
     folder = asked.out / "probes" / one.name / stage
     length = stages.PROBE[asked.kind]
+    files = sorted(folder.rglob("metrics.jsonl")) or sorted(folder.glob("metrics.json"))  # the latter: Detectron2's
+    lines = [line for file in files for line in loggers.read(file)]
     if asked.kind == CLASSIFICATION:
-        each = sum(line["seconds"] for file in sorted(folder.rglob("metrics.jsonl")) for line in loggers.read(file))
-        each /= length
-    else:
-        each = _per_iteration(folder)
+        each = sum(line["seconds"] for line in lines) / length
+    else:  # the mean of those after the first
+        each = float(lines[-1].get("seconds", lines[-1].get("time", 0.0))) if lines else 0.0
     if not each > 0:
         raise InputError(f"expected metrics of the timed training in {folder}, found none; remove the folder")
     return Times(max(wall - each * length, 0.0), each)
-
-
-def _per_iteration(folder: Path) -> float:
-    """Mean seconds of an iteration after the first, from the torchvision engine's lines or Detectron2's."""
-    for name, key in (("metrics.jsonl", "seconds"), ("metrics.json", "time")):
-        if (folder / name).is_file():
-            lines = loggers.read(folder / name)
-            return float(lines[-1].get(key, 0.0)) if lines else 0.0
-    return 0.0
 
 
 class _Machine(msgspec.Struct):
@@ -139,7 +128,8 @@ def as_begun(asked: Question) -> Question:
     InputError if the folder holds another choice, with what differs, or its notes are damaged.
     """
     file = asked.out / _QUESTION
-    if (before := _read(file, dict[str, Any])) is None:
+    before, machine = _read(file, dict[str, Any]), _read(file, _Machine)
+    if before is None or machine is None:
         return asked
     now, free = _noted(asked), list(_Machine.__struct_fields__)
     if (plan := _read(asked.out / _PLAN, Plan)) is None or not plan.timed:  # no length of a training follows from them
@@ -148,7 +138,6 @@ def as_begun(asked: Question) -> Question:
         key = different[0]
         raise InputError(f"{asked.out} holds another choice: its {key} was {shown(before.get(key))}, now it is "
                          f"{shown(now[key])}; give another --out, or remove the folder")  # fmt: skip
-    machine = _as(before, _Machine, file)
     if len(machine.settings) % 2:
         raise _damaged(file)
     return replace(asked, **msgspec.structs.asdict(machine))
@@ -169,16 +158,8 @@ def _read(file: Path, kind: type[Kind]) -> Kind | None:
     if not file.is_file():
         return None
     try:
-        content = read_json(file, "a note of a choice")
-    except InputError as error:
-        raise _damaged(file) from error
-    return _as(content, kind, file)
-
-
-def _as(content: Any, kind: type[Kind], file: Path) -> Kind:
-    try:
-        return msgspec.convert(content, kind)
-    except msgspec.ValidationError as error:
+        return msgspec.convert(read_json(file, "a note of a choice"), kind)
+    except (InputError, msgspec.ValidationError) as error:
         raise _damaged(file) from error
 
 
@@ -251,7 +232,7 @@ class Progress:
             if stage == IMAGES:
                 steps = stages.image_steps(self.asked, starts)
             else:
-                steps = stages.training_steps(self.asked, stage, self.plan.lengths[stage], starts)
+                steps = [stages.training_step(self.asked, one, stage, self.plan.lengths[stage]) for one in starts]
             self._steps(stage, steps)
             names = self._better(stage, names)
         return tuple(names)

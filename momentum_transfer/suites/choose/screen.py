@@ -70,19 +70,14 @@ class Sample:
 
 
 def sample_of_files(files: LabelledFiles, seed: int) -> Sample:
-    """Up to ``MOST_IMAGES`` images, as many of each class as there are; InputError where they say nothing."""
+    """Up to ``MOST_IMAGES`` images, as many of each class as there are; InputError where all are one."""
     labels = np.asarray(files.labels)
-    if len(np.unique(labels)) < 2:
-        raise InputError(f"expected images of two classes or more, found {counted(len(set(labels)), 'class')}")
-    if len(labels) < 2 * len(files.classes):
-        found = f"{counted(len(labels), 'image')} of {counted(len(files.classes), 'class')}"
-        raise InputError(f"expected at least two training images a class to rank by, found {found}; give more images")
     order = np.random.default_rng(seed).permutation(len(labels))
     turn = np.empty(len(labels), dtype=int)  # how many of its class come before an image
     for label in np.unique(labels):
         turn[order[labels[order] == label]] = np.arange((labels == label).sum())
     kept = np.sort(order[np.argsort(turn[order], kind="stable")][:MOST_IMAGES])
-    images = _read([files.paths[row] for row in kept])
+    images = read_images([files.paths[row] for row in kept])
     return Sample(images, labels[kept], np.arange(len(kept)), len(files.classes))
 
 
@@ -109,7 +104,7 @@ def sample_of_boxes(data: DetectionData, seed: int) -> Sample:
             beside = _beside(boxes, boxes[index], random)
             regions += [(beside, len(data.classes), row)] if beside is not None else []
     places, labels, rows = (np.array(column) for column in zip(*regions, strict=True))
-    images = _read([data.image_path(image) for image in kept])
+    images = read_images([data.image_path(image) for image in kept])
     return Sample(images, labels, rows, len(data.classes), places, small=True)
 
 
@@ -124,13 +119,13 @@ def _beside(boxes: np.ndarray, like: np.ndarray, random: np.random.Generator) ->
     return None
 
 
-def _read(paths: Sequence[Path]) -> tuple[PIL.Image.Image, ...]:
+def read_images(paths: Sequence[Path]) -> tuple[PIL.Image.Image, ...]:
     """The images, none larger than is needed; InputError where all are one."""
     images = []
     for path in track(paths, "reading images"):
         images.append(read_rgb(path))
         images[-1].thumbnail((_KEPT, _KEPT))
-    if len({(image.size, image.tobytes()) for image in images}) == 1:
+    if len(images) > 1 and len({(image.size, image.tobytes()) for image in images}) == 1:
         raise InputError(f"expected images that differ, found the same {len(images)} times; check --train for copies")
     return tuple(images)
 
@@ -150,7 +145,6 @@ def measure(source: SourceBackbone, sample: Sample, side: int | None = None) -> 
     InputError: it has no maps for regions, or its features are not finite or the same for all images.
     """
     features, views = _features(source, sample, side)
-    _check(source, features)
     rows = features.astype(np.float64)
     hits = {name: each(rows, sample.labels) for name, each in HITS.items()}
     values = {name: 100 * float(each.mean()) for name, each in hits.items()}
@@ -176,7 +170,7 @@ def _value(name: str, features: np.ndarray, sample: Sample, rows: np.ndarray) ->
 def _features(
     source: SourceBackbone, sample: Sample, side: int | None, views: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[R, D] of the rows, and of views [n, q, D] where rows are images."""
+    """[R, D] of the rows, finite and not all the same, and of views [n, q, D] where rows are images."""
     where, own = choose_device(), own_input(source.architecture)
     whole, regions = StageFeatures(source.build()).to(where), sample.boxes is not None
     network: Callable[[Tensor], Tensor] = whole
@@ -191,13 +185,13 @@ def _features(
     plain = eval_transform(kind, spec.size, spec.mean, spec.std, interpolation=spec.interpolation)
 
     def run(transform: Callable[[PIL.Image.Image], Tensor], images: Sequence[PIL.Image.Image]) -> np.ndarray:
-        found = []
-        for start in range(0, len(images), _BATCH):
-            batch = torch.stack([transform(image) for image in images[start : start + _BATCH]])
-            found.append(compute(network, batch, "fp32", where).cpu().numpy())
-        return np.concatenate(found)
+        batches = (torch.stack(list(map(transform, images[k : k + _BATCH]))) for k in range(0, len(images), _BATCH))
+        return np.concatenate([compute(network, batch, "fp32", where).cpu().numpy() for batch in batches])
 
     features = run(plain, sample.images)
+    found = FeatureSet(features, np.arange(len(features)), source.name, source.sha256)
+    check(found)
+    check_vary(found)
     if regions or not views:
         return features, np.empty(0)
     view = weak_view(kind, spec.size, spec.mean, spec.std)
@@ -220,28 +214,20 @@ class _Regions:
         numbered = np.column_stack([rows[here] - self.seen, boxes[here] * self.side])
         places = torch.from_numpy(numbered).to(images)
         self.seen += len(images)
-        found = []
-        for each in self._maps(images)[-2:]:
-            scale = each.shape[-1] / self.side
-            found.append(roi_align(each.float(), places, _GRID, scale, 2, aligned=True).mean(dim=(2, 3)))
-        return torch.cat(found, dim=1)
-
-    def _maps(self, images: Tensor) -> list[Tensor]:
         if isinstance(self.backbone, TimmBackbone) and self.backbone.plain:
-            return [self.backbone.tokens(images)[-1][1]]
-        return [value for name, value in self.backbone.stages(images).items() if name != "pooled"]
+            maps = [self.backbone.tokens(images)[-1][1]]
+        else:
+            maps = [value for name, value in self.backbone.stages(images).items() if name != "pooled"][-2:]
+        return torch.cat([
+            roi_align(each.float(), places, _GRID, each.shape[-1] / self.side, 2, aligned=True).mean(dim=(2, 3))
+            for each in maps
+        ], dim=1)  # fmt: skip
 
 
-def check_features(source: SourceBackbone, paths: Sequence[Path]) -> None:
+def check_features(source: SourceBackbone, images: Sequence[PIL.Image.Image]) -> None:
     """InputError where a network's features of a few images are not finite, or the same for all of them."""
-    rows = np.arange(len(paths))
-    _check(source, _features(source, Sample(tuple(map(read_rgb, paths)), rows, rows, 0), None, views=False)[0])
-
-
-def _check(source: SourceBackbone, features: np.ndarray) -> None:
-    data = FeatureSet(features, np.arange(len(features)), source.name, source.sha256)
-    check(data)
-    check_vary(data)
+    rows = np.arange(len(images))
+    _features(source, Sample(tuple(images), rows, rows, 0), None, views=False)
 
 
 def screen(
@@ -271,23 +257,19 @@ class Screen:
     ranks: dict[str, tuple[float, float, float]]
     left_out: list[str] = field(default_factory=list)  # sentences on candidates that gave no features
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """The table: rank, its interval, measures."""
-        return [
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Headings, and a row a candidate: rank, its interval, measures."""
+        return ("candidate", "rank", "95 %", *next(iter(self.values.values()))), [
             (name, f"{rank:g}", f"{low:.0f} to {high:.0f}", *(f"{value:.4g}" for value in self.values[name].values()))
             for name, (rank, low, high) in self.ranks.items()
         ]
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Headings of ``rows``."""
-        return "candidate", "rank", "95 %", *next(iter(self.values.values()))
-
-    def table(self) -> TableView:
-        """For the page."""
+    def view(self) -> TableView:
+        """The table for the page."""
         caption = f"Higher is better. The rank is by {self.measure}, with the middle 95 % over resampled images."
-        rows = tuple(RowView(name, "ours", tuple(map(CellView, cells))) for name, *cells in self.rows())
-        return TableView("Ranked without training", caption, self.columns[0], self.columns[1:], rows)
+        columns, rows = self.table()
+        lines = tuple(RowView(name, "ours", tuple(map(CellView, cells))) for name, *cells in rows)
+        return TableView("Ranked without training", caption, columns[0], columns[1:], lines)
 
     def sentence(self) -> str:
         """What the ranking says."""

@@ -84,13 +84,11 @@ class Question:
 
     def counts_of(self) -> dict[str, int]:
         """How many candidates are in each stage: half of them after the screen, half of these in the last one."""
-        first = _half(len(self.candidates)) if self.screened else len(self.candidates)
-        last = _half(first) if self.screened else first
+        first = last = len(self.candidates)
+        if self.screened:
+            first = max(min(first, 2), math.ceil(first / 2))
+            last = max(min(first, 2), math.ceil(first / 2))
         return {IMAGES: first, **dict.fromkeys(self.stages[:-1], first), **dict.fromkeys(self.stages[-1:], last)}
-
-
-def _half(count: int) -> int:
-    return max(min(count, 2), math.ceil(count / 2))
 
 
 def image_commands(asked: Question) -> list[str]:
@@ -151,8 +149,6 @@ def training_step(asked: Question, one: Candidate, stage: str, length: int, prob
     return Step(title, [*command, *_flat(settings)])
 
 
-#: What makes a training of its kind shorter.
-_SMALLER = {DETECTION: "smaller images (INPUT.MIN_SIZE_TRAIN '[128]' INPUT.MIN_SIZE_TEST 128), "}
 _Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 
 
@@ -161,10 +157,6 @@ class Times(msgspec.Struct, frozen=True):
 
     around: _Seconds
     each: _Seconds
-
-    def of(self, length: int) -> float:
-        """Seconds of a training of that length."""
-        return self.around + length * self.each
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -185,34 +177,18 @@ class Plan(msgspec.Struct, frozen=True):
         """Who is in a stage; as long as that is unknown, as many as there will be, the costliest ones."""
         if stage in self.alive:
             return asked.starts(self.alive[stage])
-
         cost = self.images if stage == IMAGES else {name: one.each for name, one in self.times[stage].items()}
         costly = sorted(asked.candidates, key=lambda one: -cost[one.architecture])
         return asked.starts([one.name for one in costly[: asked.counts_of()[stage]]])
 
     def seconds(self, asked: Question, stage: str) -> float:
         """Seconds of a stage for its starts and trials."""
-        starts = self.starts(asked, stage)
         if stage == IMAGES:
-            return sum(self.images[one.architecture] for one in starts)
-        return asked.trials * sum(self.times[stage][one.architecture].of(self.lengths[stage]) for one in starts)
+            return sum(self.images[one.architecture] for one in self.starts(asked, stage))
+        around, each = self.sums(asked, stage)
+        return asked.trials * (around + self.lengths[stage] * each)
 
-    def fitted(self, asked: Question, stage: str, seconds: float) -> int:
-        """The longest trainings of a stage, the same for every start, within its part of ``seconds``; or the least."""
-        around, each = self._sums(asked, stage)
-        room = seconds * _fraction(asked, stage) / asked.trials - around
-        return max(min(math.floor(room / each), asked.longest), LEAST[asked.kind])
-
-    def needed(self, asked: Question, stages: Sequence[str], before: float) -> float:
-        """Minutes that do for the shortest useful trainings of these stages after ``before`` seconds."""
-        most, later = 0.0, 1.0
-        for stage in stages:
-            around, each = self._sums(asked, stage)
-            most = max(most, asked.trials * (around + LEAST[asked.kind] * each) / (later * _fraction(asked, stage)))
-            later *= 1 - _fraction(asked, stage)
-        return (before + most) / 60
-
-    def _sums(self, asked: Question, stage: str) -> tuple[float, float]:
+    def sums(self, asked: Question, stage: str) -> tuple[float, float]:
         """Seconds around and for each iteration of a stage's trainings of its starts."""
         known = [self.times[stage][one.architecture] for one in self.starts(asked, stage)]
         return sum(one.around for one in known), sum(one.each for one in known)
@@ -222,20 +198,27 @@ class Plan(msgspec.Struct, frozen=True):
 _PLANNED = 0.95
 
 
-def _fraction(asked: Question, stage: str) -> float:
-    """The part of the seconds that are left which a stage may take."""
-    return 1.0 if stage == asked.stages[-1] else 1 / 3
-
-
 def with_lengths(asked: Question, plan: Plan, stages: Sequence[str], before: float) -> Plan:
-    """The plan with the lengths of these stages that fit after ``before`` seconds.
+    """The plan with the longest trainings of these stages that fit after ``before`` seconds, the same for every start.
 
-    InputError if the shortest useful ones do not fit, unless a stage was trained already.
+    The last stage may take all seconds that are left, another one a third. InputError if the shortest useful trainings
+    do not fit, unless a stage was trained already.
     """
-    needed = plan.needed(asked, stages, before)
+    least, needed, later = LEAST[asked.kind], 0.0, 1.0
+    planned, left = plan, _PLANNED * 60 * asked.minutes - before
+    for stage in stages:
+        part = 1.0 if stage == asked.stages[-1] else 1 / 3
+        around, each = plan.sums(asked, stage)
+        needed, later = max(needed, asked.trials * (around + least * each) / (later * part)), later * (1 - part)
+        longest = math.floor((left * part / asked.trials - around) / each)
+        lengths = {**planned.lengths, stage: max(min(longest, asked.longest), least)}
+        planned = msgspec.structs.replace(planned, lengths=lengths)
+        left -= planned.seconds(asked, stage)
+    needed = (before + needed) / 60
     if needed > asked.minutes + 1e-9 and not plan.timed:
         starts = len(plan.starts(asked, stages[-1] if stages else IMAGES))
-        advice = f"give more, {_SMALLER.get(asked.kind, '')}fewer weights, or --probes-only, or --screen alone"
+        smaller = "smaller images (INPUT.MIN_SIZE_TRAIN '[128]' INPUT.MIN_SIZE_TEST 128), "
+        advice = f"give more, {smaller * (asked.kind == DETECTION)}fewer weights, or --probes-only, or --screen alone"
         if plan.alive:
             advice = "this machine is slower than estimated; the same command with more minutes goes on from here"
         raise InputError(
@@ -243,31 +226,19 @@ def with_lengths(asked: Question, plan: Plan, stages: Sequence[str], before: flo
             f"{counted(asked.trials, 'trial')}, found {asked.minutes:g}; {before / 60:.1f} of them are before any "
             f"training; {advice}"
         )
-    left, lengths = _PLANNED * 60 * asked.minutes - before, dict(plan.lengths)
-    for stage in stages:
-        lengths[stage] = plan.fitted(asked, stage, left)
-        plan = msgspec.structs.replace(plan, lengths=dict(lengths))
-        left -= plan.seconds(asked, stage)
-    return plan
-
-
-def training_steps(asked: Question, stage: str, length: int, starts: Sequence[Candidate]) -> list[Step]:
-    """Every training of a stage."""
-    return [training_step(asked, one, stage, length) for one in starts]
+    return planned
 
 
 def rows(asked: Question, plan: Plan) -> list[Sequence[str]]:
     """The plan as a table: stage, what it is, how many runs, minutes."""
     detection = asked.kind == DETECTION
     probes, images = ("kNN, SVM", "crops of the boxes") if detection else ("kNN, SVM, linear classifier", "images")
-    rows: list[Sequence[str]] = []
-    for stage in (IMAGES, *asked.stages):
-        starts, minutes = plan.starts(asked, stage), f"{plan.seconds(asked, stage) / 60:.1f}"
-        if stage == IMAGES:
-            rows = [(probes, f"features of {images}, {asked.image_size} px", str(len(starts)), minutes)]
-            continue
-        around = asked.trials * sum(plan.times[stage][one.architecture].around for one in starts)
-        length = f"{plan.lengths[stage]} {'iterations' if detection else 'epochs'}"
-        what = f"{length}; {around / 60:.1f} minutes start and score"
-        rows.append((stage, what, str(len(starts) * asked.trials), minutes))
+    starts = {stage: plan.starts(asked, stage) for stage in (IMAGES, *asked.stages)}
+    minutes = {stage: f"{plan.seconds(asked, stage) / 60:.1f}" for stage in starts}
+    what = f"features of {images}, {asked.image_size} px"
+    rows: list[Sequence[str]] = [(probes, what, str(len(starts[IMAGES])), minutes[IMAGES])]
+    for stage in asked.stages:
+        around = asked.trials * plan.sums(asked, stage)[0] / 60
+        what = f"{plan.lengths[stage]} {'iterations' if detection else 'epochs'}; {around:.1f} minutes start and score"
+        rows.append((stage, what, str(len(starts[stage]) * asked.trials), minutes[stage]))
     return rows

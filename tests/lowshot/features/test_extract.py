@@ -17,7 +17,7 @@ from momentum_transfer.images.datasets import ArrayImages
 from momentum_transfer.images.labelled_images import FileImages
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot.features.cache import About
-from momentum_transfer.lowshot.features.extract import Pixels, Source, StageFeatures, data_hash, extract
+from momentum_transfer.lowshot.features.extract import Pixels, StageFeatures, data_hash, extract
 from tests.two_processes import in_two_processes
 
 GENERATOR = np.random.default_rng(0)
@@ -44,7 +44,7 @@ class CountingNetwork(nn.Module):
 
 def run(network, cache, about=ABOUT, **options):
     options = {"name": "images", "batch_size": 4, **options}
-    return extract(Source(network, "w"), IMAGES, TRANSFORM, about, cache, **options)
+    return extract(network, IMAGES, TRANSFORM, about, cache, **options)
 
 
 def expected():

@@ -19,7 +19,6 @@ from momentum_transfer.suites.choose.stages import (
     image_steps,
     rows,
     training_step,
-    training_steps,
     with_lengths,
 )
 
@@ -100,7 +99,7 @@ def test_as_long_as_survivors_are_unknown_the_costliest_count():
 
 
 def test_all_starts_get_the_same_words():
-    trained = [step for stage in ASKED.stages for step in training_steps(ASKED, stage, 20, ASKED.everyone)]
+    trained = [training_step(ASKED, one, stage, 20) for stage in ASKED.stages for one in ASKED.everyone]
     for steps in (image_steps(ASKED, ASKED.everyone), trained):
         words = {}
         for step in steps:

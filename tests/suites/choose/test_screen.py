@@ -55,16 +55,9 @@ def test_a_sample_has_as_many_images_of_each_class_as_there_are(tmp_path: Path, 
     assert [one.tobytes() for one in sample.images] != [one.tobytes() for one in other.images]
 
 
-@pytest.mark.parametrize(
-    ("counts", "same", "message"),
-    [((5,), False, "two classes or more, found 1 class"),
-     ((1, 1, 1), False, "two training images a class to rank by, found 3 images of 3 classes"),
-     ((3, 3), True, "images that differ, found the same 6 times")],
-)  # fmt: skip
-def test_images_that_say_nothing_are_refused_in_one_line(counts, same, message, tmp_path: Path):
-    with pytest.raises(InputError, match=message) as error:
-        screening.sample_of_files(files(tmp_path, counts, same), seed=0)
-    assert "\n" not in str(error.value)
+def test_copies_of_one_image_are_no_sample(tmp_path: Path):
+    with pytest.raises(InputError, match="images that differ, found the same 6 times"):
+        screening.sample_of_files(files(tmp_path, (3, 3), same=True), seed=0)
 
 
 def scenes(folder: Path):
@@ -189,7 +182,7 @@ def test_a_candidate_whose_features_are_not_finite_is_left_out_and_the_others_ar
     assert found.left_out[0].startswith("huge is left out, because it cannot be used: features of huge hold NaN")
     source = screening.load_backbone(candidates[1].weights)
     with pytest.raises(InputError, match="hold NaN or infinite values"):
-        screening.check_features(source, listed.paths[:3])
+        screening.check_features(source, screening.read_images(listed.paths[:3]))
     with pytest.raises(InputError, match="expected features of one candidate at least"):
         screening.screen(candidates[1:], screening.sample_of_files(listed, 0), 16)
 
