@@ -5,7 +5,8 @@ python benchmarks/detector.py [--detector mask_rcnn_fpn_1x] [--depth 18 50] [--s
 Both engines take the same config, weights and batch of digit scenes. Their turns alternate within one process, and
 the order turns round from round to round; the ratio is the median of the rounds' own ratios, with their quartiles.
 Memory is the peak of a process of its own for each. Stock Mask R-CNN (for other detectors there is none) is for scale.
-Beside them stands what the convolutions and matrix products of one of our iterations take alone.
+Beside them stands what the convolutions and matrix products of one of our iterations take alone, and where our
+iteration goes by torch's profiler.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.arithmetic import alone as arithmetic
-from benchmarks.arithmetic import recorded
+from benchmarks.arithmetic import recorded, split
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.log import say, table
 from momentum_transfer.transfer import config
@@ -122,7 +123,7 @@ def _stock(cfg: Any, samples: list[Sample], device: str) -> tuple[nn.Module, Los
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, foreach=True)
+    return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
 
 
 def iteration(losses: Losses, optimizer: torch.optim.Optimizer) -> None:
@@ -197,6 +198,8 @@ def measure(args: argparse.Namespace, depth: int, size: int) -> list[tuple[str, 
     }
     with recorded(entries[OURS][0]) as calls:
         entries[OURS][1]()
+    if args.device == "cpu":
+        split(f"R{depth}, {size} px", steps[OURS], [entries[OURS][0].backbone], 3)
     steps[ARITHMETIC] = arithmetic(calls, [])
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     for turn in range(args.rounds + WARM_UP):

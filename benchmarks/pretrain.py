@@ -1,22 +1,24 @@
 """A Momentum² Teacher step beside a plain hand-written loop and lightly's BYOL blocks; its parts beside the plain ones.
 
-python benchmarks/pretrain.py [--model resnet18 resnet50] [--rounds N] [--device cpu|cuda] [--threads N] [--ways WAY …]
+python benchmarks/pretrain.py [--model resnet18 resnet50] [--rounds N] [--batch N] [--device cpu|cuda] [--threads N]
+    [--ways WAY …] [--step-only]
 
 Contestants take turns, so that a machine that slows down slows all of them; a ratio is the median over rounds of
 their time / ours (above 1: ours is faster). On the CPU the clock is CPU time, which other work on the machine does not
 enter, of one thread unless --threads says more. lightly is compared where it is installed (pip install lightly). Beside
-them stands what the step's convolutions and products take alone, and with --ways ours with channels last, bf16 and
-torch.compile.
+them stands what the step's convolutions and products take alone, where the step goes by torch's profiler, and with
+--ways ours with channels last, bf16 and torch.compile.
 """
 
 import argparse
 import copy
+import itertools
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -25,13 +27,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.arithmetic import alone, recorded
+from benchmarks.arithmetic import alone, recorded, split
 from momentum_transfer.backbones.norms import Norm
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.backbones.teacher import move_parameters
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.machine import keep_freed_memory
+from momentum_transfer.pretrain import train
+from momentum_transfer.pretrain.config import get_cfg
 from momentum_transfer.pretrain.heads import mlp
 from momentum_transfer.pretrain.methods.method import Branch, TeacherRule
 from momentum_transfer.pretrain.methods.momentum2 import Momentum2Teacher
@@ -85,8 +89,8 @@ def placed(module: nn.Module, device: torch.device) -> Any:
     return module.to(device)
 
 
-def our_step(architecture: Architecture, hidden: int, views: list[Tensor], autocast: Any, way: str = "") -> Step:
-    """The step of ``momentum_transfer.pretrain.train``, without its logging and its check for NaN.
+def our_step(architecture: Architecture, hidden: int, views: list[Tensor], way: str = "") -> tuple[Step, list[Any]]:
+    """The step of ``momentum_transfer.pretrain.train`` without logging, and its networks.
 
     ``way``: of its words ``channels-last``, ``bf16`` and ``compiled``, as the settings of ``RUN`` do.
     """
@@ -96,28 +100,23 @@ def our_step(architecture: Architecture, hidden: int, views: list[Tensor], autoc
         branch(architecture, hidden, teacher, teacher.for_vectors, False),
         TeacherRule(norm="MomentumBN", moves="before"),
     )
-    method = placed(method, views[0].device)
+    method, device = placed(method, views[0].device), views[0].device
     if "channels-last" in way:
         method.to(memory_format=torch.channels_last)
         views = [view.contiguous(memory_format=torch.channels_last) for view in views]
-    if "bf16" in way:
-        autocast = partial(torch.autocast, views[0].device.type, torch.bfloat16)
-    optimizer = build_optimizer(method, "sgd", lr=0.05, momentum=0.9, weight_decay=1e-4, eta=0.001)
+    cfg = get_cfg()
+    cfg.TEACHER.MOVES = "before"
+    cfg.RUN.PRECISION = "bf16" if "bf16" in way or device.type == "cuda" else "float32"
     if "compiled" in way:
         method.student.compile()
         method.teacher.compile()
-
-    def step() -> None:
-        method.begin_step(0.5)
-        method.update_teacher(0.5)
-        with autocast():
-            loss = method(*views)["loss"]
-        loss.backward()
-        method.commit_statistics()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
+    run: Any = SimpleNamespace(
+        plan=SimpleNamespace(steps=100, accumulate=1, base_lr=0.05, warmup=0), cfg=cfg, method=method, device=device,
+        optimizer=build_optimizer(method, "sgd", lr=0.05, momentum=0.9, weight_decay=1e-4, eta=0.001), start=None,
+        scaler=torch.amp.GradScaler(device.type, enabled=False),
+    )  # fmt: skip
+    batches: Any = itertools.repeat((*views, None))
+    return lambda: train._step(run, method, batches, 50), [method.student, method.teacher]
 
 
 def plain_step(architecture: Architecture, hidden: int, views: list[Tensor], autocast: Any) -> Step:
@@ -222,9 +221,11 @@ def report(title: str, times: dict[str, list[float]], images: int | None = None)
     table(title, ("", "ms", f"x {first}", "images/s"), rows)
 
 
-def steps_of_training(name: str, rounds: int, device: torch.device, ways: Sequence[str] = ()) -> None:
+def steps_of_training(
+    name: str, rounds: int, device: torch.device, ways: Sequence[str] = (), batch: int | None = None
+) -> None:
     side, cpu_batch, gpu_batch, hidden = SIZES[name]
-    batch = gpu_batch if device.type == "cuda" else cpu_batch
+    batch = batch or (gpu_batch if device.type == "cuda" else cpu_batch)
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     views = [torch.randn(batch, 3, side, side, device=device).to(memory_format=layout) for _ in range(2)]
 
@@ -232,10 +233,12 @@ def steps_of_training(name: str, rounds: int, device: torch.device, ways: Sequen
         return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
     architecture = Architecture(name)
-    steps: dict[str, Step] = {"ours": our_step(architecture, hidden, views, autocast)}
+    ours, networks = our_step(architecture, hidden, views)
+    steps: dict[str, Step] = {"ours": ours}
     for way in ways:
-        steps[f"ours, {way}"] = our_step(architecture, hidden, views, autocast, way)
+        steps[f"ours, {way}"], _ = our_step(architecture, hidden, views, way)
     if device.type == "cpu":
+        split(f"{name}, {side} px, batch {batch}", ours, networks, rounds)
         steps["convolutions and products alone"] = arithmetic_step(architecture, hidden, views)
     steps["plain loop"] = plain_step(architecture, hidden, views, autocast)
     lightly = lightly_step(architecture, hidden, views, autocast)
@@ -329,15 +332,19 @@ def main(args: argparse.Namespace) -> None:
         say("freed memory stays with the process, as in training: for all contestants alike")
     say(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}")
     for name in args.model:
-        steps_of_training(name, args.rounds, device, args.ways)
-        teacher_forwards(name, args.rounds, device)
-    ema_updates(args.rounds, device)
+        steps_of_training(name, args.rounds, device, args.ways, args.batch)
+        if not args.step_only:
+            teacher_forwards(name, args.rounds, device)
+    if not args.step_only:
+        ema_updates(args.rounds, device)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--batch", type=int, help="images of a step, instead of the size's own")
+    parser.add_argument("--step-only", action="store_true", help="leave out the teacher's forwards and the EMA")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--ways", nargs="+", default=[], choices=WAYS, help="ours in other ways too")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU")

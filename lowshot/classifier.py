@@ -141,9 +141,7 @@ class Run:
         if self.optimizer_name == "lars":
             self.optimizer = LARS(self.groups, lr=0.0, momentum=0.9, weight_decay=self.weight_decay)
         else:
-            self.optimizer = SGD(
-                self.groups, momentum=0.9, nesterov=self.nesterov, weight_decay=self.weight_decay, foreach=True
-            )
+            self.optimizer = SGD(self.groups, momentum=0.9, nesterov=self.nesterov, weight_decay=self.weight_decay)
         self.rates = [group["lr"] for group in self.groups]
 
     def resume(self) -> int:

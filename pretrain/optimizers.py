@@ -35,32 +35,23 @@ def build_optimizer(
             fixed = bool(fixed_lr) and fixed_lr in key
             excluded = name != "sgd" and parameter.dim() <= 1  # biases, and normalisations' scale and shift
             groups.setdefault((fixed, excluded, (factors or {}).get(key, 1.0)), []).append(parameter)
-    described = [
+    described: list[dict[str, Any]] = [
         {"params": params, "fixed": fixed, "weight_decay": 0.0 if excluded else weight_decay, "excluded": excluded}
         | ({} if factor == 1.0 else {"lr_scale": factor})
         for (fixed, excluded, factor), params in groups.items()
     ]
     if name == "sgd":
-        return _sgd(described, lr, momentum)
+        optimizer = SGD(described, lr=lr, momentum=momentum, fused=True)
+        # Fused SGD allocates its buffers uninitialised in its first step; where the scaler skips that step (under fp16
+        # nearly always) the second would read what lay there. Zeros leave the first step the same.
+        for parameter in (one for group in optimizer.param_groups for one in group["params"] if momentum):
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return optimizer
     if name == "adamw":
         return AdamW(described, lr=lr, fused=True)
     for group in described:
         group["adapt"] = not group["excluded"]
     return LARS(described, lr=lr, momentum=momentum, eta=eta)
-
-
-def _sgd(groups: list[dict[str, Any]], lr: float, momentum: float) -> SGD:
-    """torch's fused SGD with its momentum buffers at zero, which leaves the first step the same.
-
-    By itself it allocates them uninitialised in its first step, and where the scaler skips that step (under fp16 nearly
-    always) the second would read what lay there.
-    """
-    optimizer = SGD(groups, lr=lr, momentum=momentum, fused=True)
-    if momentum:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return optimizer
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float, base: float) -> None:

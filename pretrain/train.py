@@ -189,8 +189,7 @@ def _check_finite(run: Run, values: dict[str, Tensor], step: int, views: dict[st
     """
     finite = torch.isfinite(values["loss"])
     if not run.scaler.is_enabled():
-        gradients = [p.grad for p in run.method.parameters() if p.grad is not None]
-        finite = finite & torch.isfinite(torch.stack(torch._foreach_norm(gradients, float("inf")))).all()
+        finite = finite & _all_finite([p.grad for p in run.method.parameters() if p.grad is not None])
     if distributed.any_rank(not bool(finite), run.device):
         names = ", ".join(non_finite_tensors(run.method, {**values, **views})) or "elsewhere"
         raise InputError(
@@ -205,6 +204,13 @@ def non_finite_tensors(method: nn.Module, named: dict[str, Tensor], limit: int =
     tensors = {**named, **dict(method.named_parameters()), **dict(method.named_buffers()), **gradients}
     names = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     return names[:limit] + (["…"] if len(names) > limit else [])
+
+
+def _all_finite(tensors: list[Tensor]) -> Tensor:
+    """[] bool. A sum is not finite if a summand is not, and on a CPU takes a tenth of the time of a norm."""
+    if tensors[0].is_cpu and (sums := torch.stack([tensor.sum() for tensor in tensors]).isfinite().all()):
+        return sums
+    return torch.stack(torch._foreach_norm(tensors, float("inf"))).isfinite().all()  # finite numbers overflow a sum
 
 
 def _log(run: Run, metrics: Metrics, done: int, values: dict[str, float]) -> None:

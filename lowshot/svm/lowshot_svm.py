@@ -87,12 +87,8 @@ class LowShot:
 
     def __post_init__(self) -> None:
         SETTINGS["SVM.PRESET"].require(self.protocol)
-        SETTINGS["SVM.SELECT_C"].require(self.select_c)
-        SETTINGS["SVM.CLASS_WEIGHTS"].require(self.class_weights)
-        SETTINGS["SVM.VOC_SHOTS"].require(self.voc_shots)
-        SETTINGS["SVM.SOLVER"].require(self.solver)
-        SETTINGS["SVM.SHOTS"].require(self.shots)
-        SETTINGS["SVM.COSTS"].require(self.costs)
+        for name in ("select_c", "class_weights", "voc_shots", "solver", "shots", "costs"):
+            SETTINGS[f"SVM.{name.upper()}"].require(getattr(self, name))
         if self.voc_shots != "pcl" and "mAP" not in PROTOCOLS[self.protocol].metrics:
             raise InputError(
                 f"expected SVM.VOC_SHOTS pcl under SVM.PRESET {self.protocol}, found {self.voc_shots}, which is for "

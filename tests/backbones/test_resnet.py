@@ -146,3 +146,19 @@ def test_wrong_architecture_names_what_is_known(arguments, message):
 def test_wrong_input_shape_is_named():
     with pytest.raises(ValueError, match=r"\(2, 1, 8, 8\)"):
         build_resnet(Architecture("resnet10", width=8))(torch.zeros(2, 1, 8, 8))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_max_pooling_equals_torchs_to_the_bit_with_its_gradient_among_equals_and_with_nan(layout: torch.memory_format):
+    torch.manual_seed(0)
+    maps = torch.randn(2, 8, 15, 17).mul(4).round().relu()  # whole numbers: many windows hold their largest twice
+    maps[0, 3, 5, 6] = torch.nan
+    ours, theirs = (maps.clone(memory_format=layout).requires_grad_() for _ in range(2))
+    found = build_resnet(Architecture("resnet10")).maxpool(ours)
+    expected = torch.nn.functional.max_pool2d(theirs, 3, 2, 1)
+    assert torch.equal(found.nan_to_num(-1), expected.nan_to_num(-1))
+    assert found.stride() == expected.stride()
+    gradient = torch.randn_like(expected)
+    found.backward(gradient)
+    expected.backward(gradient)
+    assert torch.equal(ours.grad, theirs.grad)

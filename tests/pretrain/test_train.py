@@ -306,6 +306,20 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(tiny_cfg, monke
     assert CheckpointFolder(f"{cfg.OUTPUT_DIR}/checkpoints").last() is None
 
 
+def test_finite_gradients_whose_sum_overflows_are_finite(tiny_cfg, monkeypatch):
+    build = run_module.build_method
+
+    def steep(*arguments):
+        method = build(*arguments)
+        method.student.backbone.conv1.weight.register_hook(lambda gradient: torch.full_like(gradient, 3e38))
+        return method
+
+    monkeypatch.setattr(run_module, "build_method", steep)
+    cfg = tiny_cfg({"SOLVER.STEPS": 1, "SOLVER.BASE_LR": 1e-30})
+    train(cfg)
+    assert CheckpointFolder(f"{cfg.OUTPUT_DIR}/checkpoints").last() is not None
+
+
 @pytest.mark.parametrize(("steps", "message"), [(0, "at least 1 step, found 0"), (2, "beyond the 2 steps done")])
 def test_stopping_after_a_step_that_cannot_come_is_refused(steps, message, tiny_cfg):
     with pytest.raises(Stopped):

@@ -87,15 +87,15 @@ def evaluate(
     # pycocotools overwrites "ignore" by "iscrowd".
     inputs = Inputs(truth, detections, truth.crowd, truth.crowd, np.zeros(len(detections), dtype=bool))
     outcomes = Outcomes(truth, limits)
-    tables = tabulate(inputs, limits, outcomes)
+    precision, recall = tabulate(inputs, outcomes)
     names = truth.class_names()
-    by_area = {f"AP{area[0]}": per_class(tables.precision[..., k, -1], names) for k, area in enumerate(AREA_NAMES)}
+    by_area = {f"AP{area[0]}": per_class(precision[..., k, -1], names) for k, area in enumerate(AREA_NAMES)}
     return CocoScores(
-        metrics=coco_metrics(tables.precision[..., -1], tables.recall, limits),
+        metrics=coco_metrics(precision[..., -1], recall, limits),
         per_class=by_area.pop("APa"),
         per_class_by_area={name: {metric: values[name] for metric, values in by_area.items()} for name in names},
-        precision=tables.precision,
-        recall=tables.recall,
+        precision=precision,
+        recall=recall,
         category_ids=[category["id"] for category in truth.categories],
         max_dets=limits,
         items=outcomes.ranked("coco", THRESHOLDS, AREAS),

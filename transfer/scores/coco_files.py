@@ -19,7 +19,7 @@ from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.transfer.data.annotations import in_fractions, refuse_fractions
 from momentum_transfer.transfer.scores import rle, typed
 from momentum_transfer.transfer.scores.columns import Columns, Positions, paused_collector
-from momentum_transfer.transfer.scores.typed import Plain, Unusual
+from momentum_transfer.transfer.scores.typed import Unusual
 
 IouType = Literal["bbox", "segm"]
 AreaFrom = Literal["file", "mask"]
@@ -138,9 +138,7 @@ def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> Grou
     return truth
 
 
-@cache  # a file is read for its scores, and again for its errors
-def _warn_once(text: str) -> None:
-    warn(text)
+_warn_once = cache(warn)  # a file is read for its scores, and again for its errors
 
 
 def _warn_of(where: str, counts: dict[str, Any]) -> None:
@@ -173,7 +171,7 @@ def _warn_of_objects(truth: GroundTruth) -> None:
     _warn_of(truth.where, counts)
 
 
-def _ground_truth(sections: tuple[Columns, Columns, Columns | Plain], iou_type: IouType, area: bool) -> GroundTruth:
+def _ground_truth(sections: tuple[Columns, Columns, Columns], iou_type: IouType, area: bool) -> GroundTruth:
     images, categories, annotations = sections
     where = images.where
     if not len(categories):
@@ -182,8 +180,6 @@ def _ground_truth(sections: tuple[Columns, Columns, Columns | Plain], iou_type: 
     image = annotations.lookup("image_id", image_index, f"the images of {where}")
     boxes = annotations.boxes() if iou_type == "bbox" else None
     if boxes is not None and len(wrong := np.flatnonzero((boxes[:, 2:] < 0).any(axis=1))):
-        if not isinstance(annotations, Columns):
-            raise Unusual
         annotations.fail(int(wrong[0]), f"the bbox {boxes[wrong[0]].tolist()}", "expected no negative width or height")
     sorted_images = sorted(images.entries, key=lambda entry: image_index[entry["id"]])
     return GroundTruth(
@@ -264,9 +260,8 @@ def _load_detections(
 
 
 def _detections(
-    entries: Columns | Plain, sized_by_box: bool, truth: GroundTruth, iou_type: IouType, sizes: np.ndarray | None,
-    where: str,
-) -> Detections:  # fmt: skip
+    entries: Columns, sized_by_box: bool, truth: GroundTruth, iou_type: IouType, sizes: np.ndarray | None, where: str
+) -> Detections:
     image = entries.lookup("image_id", truth.image_index, f"the images of {truth.where}")
     category = entries.lookup("category_id", truth.category_index, f"the categories of {truth.where}")
     score = entries.numbers("score")
@@ -294,16 +289,14 @@ def _has_box(entry: dict[str, Any]) -> bool:
 
 def _zeros(ids: list[Any]) -> np.ndarray:
     """[N] bool, ids that become 0 in the references' array of floats: 0, and also "00" or " 0"."""
-    if str not in set(map(type, ids)):
-        return np.array([identity == 0 for identity in ids], dtype=bool)
-    return np.array([_reads_as_zero(identity) for identity in ids], dtype=bool)
 
+    def reads_as_zero(identity: Any) -> bool:
+        try:
+            return float(identity) == 0
+        except (ValueError, OverflowError):
+            return False
 
-def _reads_as_zero(identity: Any) -> bool:
-    try:
-        return float(identity) == 0
-    except (ValueError, OverflowError):
-        return False
+    return np.array(list(map(reads_as_zero, ids)), dtype=bool)
 
 
 def _read_json(source: Any, what: str) -> tuple[Any, str]:

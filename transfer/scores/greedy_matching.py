@@ -156,17 +156,13 @@ def _by_pycocotools(
 
 
 def _joined(found: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Pairs:
-    if not found:
-        none = np.zeros(0, dtype=np.int64)
-        return Pairs(none, none, np.zeros(0))
-    detection, object_, iou = (np.concatenate(column) for column in zip(*found, strict=True))
-    return Pairs(detection, object_, iou)
+    return Pairs(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
 def _all_pairs(
     detection_group: np.ndarray, object_group: np.ndarray, most: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Every (detection, object) of a common group, in blocks of about ``most``."""
+    """Every (detection, object) of a common group, in blocks of about ``most``; at least one block."""
     first = np.searchsorted(object_group, detection_group, side="left")
     number = np.searchsorted(object_group, detection_group, side="right") - first
     paired = np.flatnonzero(number)
@@ -212,10 +208,7 @@ def in_area(area: np.ndarray) -> np.ndarray:
 
 def area_words(flags: np.ndarray) -> np.ndarray:
     """[N] words from [A, N] bool: all thresholds of an area range where its flag is set."""
-    words = np.zeros(flags.shape[1], dtype=np.int64)
-    for area, flag in enumerate(flags):
-        words |= np.where(flag, np.int64(_ONE_AREA << (area * THRESHOLDS)), np.int64(0))
-    return words
+    return np.array([_ONE_AREA << (area * THRESHOLDS) for area in range(AREAS)]) @ flags
 
 
 def match(pairs: Pairs, group: np.ndarray, ignored: np.ndarray, crowd: np.ndarray, zero_id: np.ndarray) -> Matches:
@@ -261,13 +254,11 @@ def _steps(detection: np.ndarray, group: np.ndarray) -> list[tuple[np.ndarray, n
 
     Within a group: detection by detection, first all its pairs for counted objects, then again for ignored ones.
     """
-    if not len(detection):
-        return []
     positions = np.arange(len(detection))
     per_detection = np.bincount(detection)
     first_of_detection = (np.cumsum(per_detection) - per_detection)[detection]
     pair_group = group[detection]
-    starts = np.flatnonzero(np.diff(pair_group, prepend=pair_group[0] - 1))
+    starts = np.flatnonzero(np.diff(pair_group, prepend=-1))
     first_of_group = np.repeat(starts, np.diff(np.append(starts, len(positions))))
     before = first_of_detection - first_of_group
     within = positions - first_of_detection

@@ -9,7 +9,6 @@ What differs from COCO (Gupta et al., "LVIS", arXiv:1908.03195, section 3; lvis-
 - AP also for rare, common and frequent categories.
 """
 
-from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +30,6 @@ from momentum_transfer.verdicts.ap_metrics import lvis_metrics
 from momentum_transfer.verdicts.ranked import Ranked
 
 _FREQUENCIES = ("r", "c", "f")
-_TABLE = 1 << 27  # bytes of a table of images x categories, at most
 
 
 @dataclass(frozen=True)
@@ -67,10 +65,8 @@ def evaluate(
     """
     inputs, groups = read_inputs(ground_truth, results, iou_type, max_dets, area_from)
     truth, detections = inputs.truth, inputs.detections
-    largest = max(1, len(detections))  # the limit per image has been applied
-    outcomes = Outcomes(truth, (largest,))
-    tables = tabulate(inputs, (largest,), outcomes)
-    precision, recall = tables.precision[..., 0], tables.recall[..., 0]
+    outcomes = Outcomes(truth, (max(1, len(detections)),))  # the limit per image has been applied
+    precision, recall = (table[..., 0] for table in tabulate(inputs, outcomes))
     return LvisScores(
         metrics=lvis_metrics(precision, recall[..., None], (max_dets,), groups),
         per_class=per_class(precision[..., 0], truth.class_names()),
@@ -94,7 +90,7 @@ def read_inputs(
     truth = truth.take(np.flatnonzero(_finite(truth.area)))
     detections = load_detections(results, truth, iou_type, area_from)
     detections = detections.take(_verified(detections, _top_of_image(detections, max_dets), truth, absent))
-    exempt = _among(_keys(detections.image, detections.category, truth), incomplete, truth)
+    exempt = np.isin(_keys(detections.image, detections.category, truth), incomplete)
     crowd = np.zeros(len(truth), dtype=bool)
     return Inputs(truth, detections, crowd, truth.ignore, exempt), groups
 
@@ -105,16 +101,6 @@ def _finite(area: np.ndarray) -> np.ndarray:
 
 def _keys(image: np.ndarray, category: np.ndarray, truth: GroundTruth) -> np.ndarray:
     return image.astype(np.int64) * len(truth.categories) + category
-
-
-def _among(keys: np.ndarray, known: np.ndarray, truth: GroundTruth) -> np.ndarray:
-    """[N] bool, whether each key is one of ``known``; a table of all keys is many times faster than a search."""
-    size = len(truth.images) * len(truth.categories)
-    if size > _TABLE:
-        return np.isin(keys, known)
-    table = np.zeros(size, dtype=bool)
-    table[known] = True
-    return table[keys]
 
 
 def _listed(truth: GroundTruth, field: str) -> np.ndarray:
@@ -128,10 +114,7 @@ def _listed(truth: GroundTruth, field: str) -> np.ndarray:
                 f"{truth.where}: image {image['id']!r} has no list {field}; LVIS ground truth needs it for every image "
                 "(is this a COCO file? then score with coco)"
             )
-        try:
-            found = set(map(known.get, listed))
-        except TypeError:  # what cannot be an id
-            found = {known.get(category) for category in listed if isinstance(category, Hashable)}
+        found = {known.get(category) for category in listed if not isinstance(category, (list, dict))}
         # Ids outside the file's categories name nothing that could be detected.
         keys += [position * len(known) + place for place in found if place is not None]
     return np.array(keys, dtype=np.int64)
@@ -162,5 +145,5 @@ def _top_of_image(detections: Detections, max_dets: int) -> np.ndarray:
 def _verified(detections: Detections, which: np.ndarray, truth: GroundTruth, absent: np.ndarray) -> np.ndarray:
     """Those positions of ``which`` whose category was looked for in the image."""
     known = np.concatenate((_keys(truth.image, truth.category, truth), absent))
-    verified = _among(_keys(detections.image[which], detections.category[which], truth), known, truth)
+    verified = np.isin(_keys(detections.image[which], detections.category[which], truth), known)
     return which[verified & _finite(detections.area[which])]

@@ -60,17 +60,12 @@ def _curve(
     # The envelope at the true positives, run by run, and where those of each run begin.
     points = np.append(envelope.ravel()[np.flatnonzero(counted)], 0.0)
     first = (np.cumsum(found) - found.ravel()).reshape(AREAS, THRESHOLDS, 1)
-    needed = _needed_by_area(tuple(positives.tolist()))
+    needed = np.stack([_needed(number) for number in positives.tolist()])[:, None]  # [A, 1, R]
     reached = needed < found[:, :, None]
     return points[np.where(reached, first + needed, -1)], recall
 
 
 @cache
-def _needed_by_area(positives: tuple[int, ...]) -> np.ndarray:
-    """[A, 1, R] ``_needed`` for the objects of each area range."""
-    return np.stack([_needed(number) for number in positives])[:, None]
-
-
 def _needed(positives: int) -> np.ndarray:
     """[R] how many true positives come before the one with which recall reaches each level."""
     return np.searchsorted(np.arange(1, positives + 1) / max(positives, 1), RECALL_THRESHOLDS, side="left")
@@ -140,26 +135,12 @@ class Outcomes:
 
 
 def _bits(flags: np.ndarray) -> np.ndarray:
-    """[N] uint8, bit a from row a of [A, N]."""
-    words = np.zeros(flags.shape[1], dtype=np.uint8)
-    for bit, row in enumerate(flags):
-        words |= row.astype(np.uint8) << bit
-    return words
+    """[N] uint8, bit a from row a of [A, N], A ≤ 8."""
+    return np.packbits(flags, axis=0, bitorder="little")[0]
 
 
 #: Detections of a chunk, unless one category alone has more. Bounds the memory of the evaluation.
 CHUNK = 200_000
-
-
-@dataclass(frozen=True)
-class _Tables:
-    """As the references' ``eval``: −1 for a category without objects that count.
-
-    T 10 IoU thresholds, R 101 recall levels, K categories, A 4 area ranges, M limits on detections per image.
-    """
-
-    precision: np.ndarray  # [T, R, K, A, M]
-    recall: np.ndarray  # [T, K, A, M]
 
 
 @dataclass(frozen=True)
@@ -173,19 +154,18 @@ class Inputs:
     exempt: np.ndarray  # [D] bool: never a false positive (LVIS: category not exhaustively annotated in the image)
 
 
-def tabulate(inputs: Inputs, max_dets: Sequence[int], outcomes: Outcomes | None = None) -> _Tables:
-    """Precision and recall for each limit of ``max_dets`` (ascending; per image and category, by score).
+def tabulate(inputs: Inputs, outcomes: Outcomes) -> tuple[np.ndarray, np.ndarray]:
+    """Precision [T, R, K, A, M] and recall [T, K, A, M], −1 for a category without objects that count.
 
-    The matches are added to ``outcomes``.
+    T 10 IoU thresholds, R 101 recall levels, K categories, A 4 area ranges, M limits of ``outcomes``, to which the
+    matches are added.
     """
-    categories = len(inputs.truth.categories)
-    tables = _Tables(
-        precision=np.full((THRESHOLDS, len(RECALL_THRESHOLDS), categories, AREAS, len(max_dets)), -1.0),
-        recall=np.full((THRESHOLDS, categories, AREAS, len(max_dets)), -1.0),
-    )
+    categories, limits = len(inputs.truth.categories), outcomes.limits
+    precision = np.full((THRESHOLDS, len(RECALL_THRESHOLDS), categories, AREAS, len(limits)), -1.0)
+    recall = np.full((THRESHOLDS, categories, AREAS, len(limits)), -1.0)
     for low, high, detections, objects in _chunks(inputs.detections.category, inputs.truth.category, categories):
-        _Chunk(inputs, detections, objects, max_dets).fill(tables, low, high, outcomes)
-    return tables
+        _Chunk(inputs, detections, objects, limits).fill(precision[:, :, low:high], recall[:, low:high], low, outcomes)
+    return precision, recall
 
 
 def _chunks(
@@ -251,25 +231,25 @@ class _Chunk:
         """A number for each (category, image)."""
         return columns.category[which].astype(np.int64) * len(self.inputs.truth.images) + columns.image[which]
 
-    def fill(self, tables: _Tables, low: int, high: int, outcomes: Outcomes | None) -> None:
-        """Write the results of the categories [low, high) into ``tables``, and the matches into ``outcomes``."""
+    def fill(self, precision: np.ndarray, recall: np.ndarray, low: int, outcomes: Outcomes) -> None:
+        """Write the results of the chunk's categories, from ``low`` on, into their tables and into ``outcomes``."""
         columns, order = self.inputs.detections, self.by_score
+        categories = np.arange(low, low + recall.shape[1] + 1)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         found = self._match()
         found = found.take(np.argsort(place[found.detection]))
         # From here on detections are known by their places in that order.
         matches = Matches(place[found.detection], found.counted, found.ignored)
-        first = np.searchsorted(columns.category[self.detections], np.arange(low, high + 1))
+        first = np.searchsorted(columns.category[self.detections], categories)
         bounds = np.searchsorted(matches.detection, first)
-        ends = np.searchsorted(self.inputs.truth.category[self.objects], np.arange(low, high + 1))
+        ends = np.searchsorted(self.inputs.truth.category[self.objects], categories)
         # [categories, A] objects that count
         positives = np.array([(~self.object_ignored[:, a:b]).sum(axis=1) for a, b in pairwise(ends)])
         ordered, rank = self.detections[order], self.rank[order]
         false_candidates = in_area(columns.area[ordered]) & ~self.inputs.exempt[ordered]
-        if outcomes is not None:
-            detections = ByScore(columns.image[ordered], first, false_candidates, rank)
-            outcomes.add(detections, matches, self.objects, ~self.object_ignored)
+        detections = ByScore(columns.image[ordered], first, false_candidates, rank)
+        outcomes.add(detections, matches, self.objects, ~self.object_ignored)
         # [A, D + 1]: false positive candidates before each place.
         before = np.zeros((AREAS, len(order) + 1), dtype=np.int32)
         for m, limit in enumerate(self.max_dets):
@@ -278,7 +258,7 @@ class _Chunk:
                 mine = matches.take(slice(bounds[k], bounds[k + 1]))
                 if limit < self.max_dets[-1]:
                     mine = mine.take(np.flatnonzero(rank[mine.detection] < limit))
-                precision, recall = _curve(
+                points, found_of_all = _curve(
                     _unpack(mine.counted),
                     _unpack(mine.ignored),
                     false_candidates[:, mine.detection],
@@ -286,8 +266,8 @@ class _Chunk:
                     positives[k],
                 )
                 seen = positives[k] > 0
-                tables.precision[:, :, low + k, seen, m] = precision[seen].transpose(1, 2, 0)
-                tables.recall[:, low + k, seen, m] = recall[seen].T
+                precision[:, :, k, seen, m] = points[seen].transpose(1, 2, 0)
+                recall[:, k, seen, m] = found_of_all[seen].T
 
     def _match(self) -> Matches:
         truth, detections = self.inputs.truth, self.inputs.detections

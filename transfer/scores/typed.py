@@ -8,7 +8,7 @@ is not read is passed over.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -69,30 +69,23 @@ def _struct(name: str, **fields: Any) -> type[Any]:
     return msgspec.defstruct(name, pairs, gc=False, kw_only=True)
 
 
-def _table(objects: list[Any], fields: Sequence[str], box: str) -> tuple[np.ndarray, np.ndarray]:
-    """Objects of float fields and one ``Box`` as arrays [fields, N] and [N, 4] of float64.
+_NUMBERS = ("image_id", "category_id", "score")  # of a detection
+_CORNERS = ("x", "y", "width", "height")
 
-    MessagePack puts every number of an object at a fixed place. The objects have exactly ``fields`` (floats) and then
-    ``box``, in that order.
+
+def _table(objects: list[Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Objects of the float fields ``_NUMBERS`` and then a ``bbox`` as arrays [N] by name and [N, 4] of float64.
+
+    MessagePack puts every number of an object at a fixed place, behind a mark of one byte; so it does with names.
     """
-    wide = 9  # bytes of a float in MessagePack: a mark and eight bytes, the most significant first
-    begins = np.cumsum([1, *(1 + len(name) + wide for name in fields)])  # after the object's own mark
-    places = [int(begin) + 1 + len(name) + 1 for begin, name in zip(begins, fields, strict=False)]
-    corner = int(begins[-1]) + 1 + len(box) + 1  # after the mark of a list of four
-    size = corner + 4 * wide
     packed = msgspec.msgpack.encode(objects)
-    start = len(packed) - len(objects) * size  # the mark of the list itself has 1 to 5 bytes
-    rows = np.frombuffer(packed, np.uint8, offset=start).reshape(len(objects), size)
-
-    def column(place: int) -> np.ndarray:
-        return rows[:, place : place + 8].view(">f8")[:, 0]
-
-    numbers, boxes = np.empty((len(fields), len(objects))), np.empty((len(objects), 4))
-    for row, place in zip(numbers, places, strict=True):
-        row[:] = column(place)
-    for index in range(4):
-        boxes[:, index] = column(corner + index * wide + 1)
-    return numbers, boxes
+    numbers = [pair for name in _NUMBERS for pair in ((f"_{name}", f"V{len(name) + 2}"), (name, ">f8"))]
+    corners = [pair for name in _CORNERS for pair in ((f"_{name}", "V1"), (name, ">f8"))]
+    row = np.dtype([("_object", "V1"), *numbers, ("_bbox", "V6"), *corners])
+    # The mark of the list itself has 1 to 5 bytes.
+    rows = np.frombuffer(packed, row, offset=len(packed) - len(objects) * row.itemsize)
+    boxes = np.stack([rows[name] for name in _CORNERS], axis=1, dtype=np.float64)
+    return {name: rows[name].astype(np.float64) for name in _NUMBERS}, boxes
 
 
 def _value(raw: Any) -> Any:
@@ -120,39 +113,20 @@ def _last_end_of_object(text: bytes) -> int:
     return end + 1
 
 
-_NUMBERS = ("image_id", "category_id", "score")  # of a detection
 _MASKS = 4096  # of the ground truth, whose polygons are objects of their own at a time
 
 
-class Plain:
-    """The N entries of one list, or of a block of it, as msgspec structs; the interface of ``Columns``."""
+class Plain(Columns):
+    """The N entries of one list, or of a block of it, as msgspec structs; what is wrong makes them ``Unusual``."""
 
     def __init__(self, entries: list[Any]) -> None:
         self.entries = entries
 
-    def __len__(self) -> int:
-        return len(self.entries)
+    def fail(self, index: int, found: str, hint: str) -> NoReturn:
+        raise Unusual
 
     def values(self, key: str) -> list[Any]:
-        return list(self._each(key))
-
-    def _each(self, key: str) -> Iterator[Any]:
-        return map(attrgetter(key), self.entries)
-
-    def lookup(self, key: str, positions: Positions, whose: str) -> np.ndarray:
-        try:
-            return np.fromiter(map(positions.__getitem__, self._each(key)), np.int32, len(self))
-        except KeyError as error:
-            raise Unusual from error
-
-    def numbers(self, key: str) -> np.ndarray:
-        return np.fromiter(self._each(key), np.float64, len(self))
-
-    def boxes(self) -> np.ndarray:
-        try:
-            return np.fromiter(chain.from_iterable(self._each("bbox")), np.float64, 4 * len(self)).reshape(-1, 4)
-        except TypeError as error:  # some have none
-            raise Unusual from error
+        return list(map(attrgetter(key), self.entries))
 
     def flags(self, key: str) -> np.ndarray:
         values = self.values(key)
@@ -172,7 +146,7 @@ class Plain:
         if found and not isinstance(found[0], _RAW):
             return self._codes(found, sizes)
         parts = [range(start, min(start + _MASKS, len(found))) for start in range(0, max(len(found), 1), _MASKS)]
-        return rle.join([rle.read([_value(found[index]) for index in part], sizes[part], self._fail) for part in parts])
+        return rle.join([rle.read([_value(found[index]) for index in part], sizes[part], self.fail) for part in parts])
 
     def _codes(self, found: list[Any], sizes: np.ndarray) -> rle.Rles:
         try:
@@ -181,10 +155,7 @@ class Plain:
             raise Unusual from error
         if not np.array_equal(written.reshape(-1, 2), sizes):
             raise Unusual
-        return rle.from_codes(list(map(attrgetter("counts"), found)), sizes, self._fail)
-
-    def _fail(self, *_: Any) -> NoReturn:
-        raise Unusual
+        return rle.from_codes(list(map(attrgetter("counts"), found)), sizes, self.fail)
 
 
 class Table(Plain):
@@ -192,10 +163,10 @@ class Table(Plain):
 
     def __init__(self, entries: list[Any]) -> None:
         super().__init__(entries)
-        numbers, self._boxes = _table(entries, _NUMBERS, "bbox")
-        self._columns = dict(zip(_NUMBERS, numbers, strict=True))
+        self._columns, self._boxes = _table(entries)
 
-    def lookup(self, key: str, positions: Positions, whose: str) -> np.ndarray:
+    def lookup(self, key: str, positions: Mapping[Hashable, int], whose: str) -> np.ndarray:
+        assert isinstance(positions, Positions)
         try:
             return positions.of(self._columns[key])
         except KeyError as error:

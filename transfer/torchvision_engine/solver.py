@@ -56,8 +56,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module, rules: GroupRules | None = N
         if "lr_scale" in group:
             group["lr"] = s.BASE_LR * group["lr_scale"]
     if s.OPTIMIZER == "AdamW":
-        return torch.optim.AdamW(groups, lr=s.BASE_LR, betas=(s.BETAS[0], s.BETAS[1]), foreach=True)
-    return torch.optim.SGD(groups, lr=s.BASE_LR, momentum=s.MOMENTUM, nesterov=s.NESTEROV, foreach=True)
+        return torch.optim.AdamW(groups, lr=s.BASE_LR, betas=(s.BETAS[0], s.BETAS[1]))
+    return torch.optim.SGD(groups, lr=s.BASE_LR, momentum=s.MOMENTUM, nesterov=s.NESTEROV)
 
 
 class GradientClipper:

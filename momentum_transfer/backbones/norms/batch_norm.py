@@ -95,11 +95,9 @@ class StudentStatisticsBatchNorm(AnyShapeBatchNorm):
     """EMAN (eq. 8) and the student proxy norm: always normalises with its buffers, which the teacher's EMA moves."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
         self._check_input_dim(input)
-        if self.groups == 1 or not self.training:
-            return F.batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
-            )
         x, (mean, var), (weight, bias) = self.grouped(input), self.statistics(), self.scale_and_shift()
         return self.ungrouped(F.batch_norm(x, mean, var, weight, bias, training=False, eps=self.eps), input)
 

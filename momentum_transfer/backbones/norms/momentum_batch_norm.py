@@ -63,11 +63,9 @@ class PairBatchNorm(AnyShapeBatchNorm):
         raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
-        self._check_input_dim(input)
         if not self.training:
-            return F.batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
-            )
+            return super().forward(input)
+        self._check_input_dim(input)
         x, (weight, bias) = self.grouped(input), self.scale_and_shift()
         mean, var = self.normalising_statistics(*self._record(x))
         if mean.requires_grad:  # a student: the gradient runs through the batch's part of the statistics
@@ -113,11 +111,9 @@ def _batch_statistics(input: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         var, mean = torch.var_mean(input.to(dtype), dims, correction=0)  # differentiable, and fused by the compiler
         return mean, var
-    if input.is_cuda:
-        return torch.batch_norm_update_stats(input, None, None, 0.0)  # one pass, in float32 for 16-bit inputs too
-    x = input.to(dtype)
-    if x.dim() == 2 or not x.is_contiguous():
-        return torch.batch_norm_update_stats(x, None, None, 0.0)
+    x = input if input.is_cuda else input.to(dtype)
+    if x.is_cuda or x.dim() == 2 or not x.is_contiguous():
+        return torch.batch_norm_update_stats(x, None, None, 0.0)  # one pass; on a GPU in float32 for 16-bit inputs too
     # For [N, C, H, W] in this order torch's kernel is not vectorised: two vectorised passes take half its time.
     mean = x.mean(dims)
     return mean, (x - mean.view(1, -1, *[1] * (x.dim() - 2))).square_().mean(dims)
@@ -183,8 +179,6 @@ def schedule_alpha(module: nn.Module, base: float, schedule: str, progress: floa
 
     Returns the alpha in use, for the log; nothing without such layers.
     """
-    if not (layers := pair_norms(module)):
-        return {}
-    alpha = momentum_at(base, progress, schedule)
+    layers, alpha = pair_norms(module), momentum_at(base, progress, schedule)
     set_alpha(layers, alpha)
-    return {"alpha": alpha}
+    return {"alpha": alpha} if layers else {}

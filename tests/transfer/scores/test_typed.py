@@ -202,8 +202,8 @@ def test_packed_numbers_are_the_written_ones(count: int):
     kind = typed._struct("Entry", **dict.fromkeys(names, float), bbox=typed._Box)
     written = np.random.default_rng(0).normal(size=(count, 7)) * 1e3
     entries = [kind(**dict(zip(names, row, strict=False)), bbox=tuple(row[3:])) for row in written.tolist()]
-    numbers, boxes = typed._table(entries, names, "bbox")
-    np.testing.assert_array_equal(numbers, written[:, :3].T)
+    numbers, boxes = typed._table(entries)
+    np.testing.assert_array_equal([numbers[name] for name in names], written[:, :3].T)
     np.testing.assert_array_equal(boxes, written[:, 3:])
 
 
