@@ -32,7 +32,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from momentum_transfer.images.datasets import SIGNS, SMALL_SQUARES
-from momentum_transfer.images.opencv_views import OpenCvCrop
+from momentum_transfer.images.opencv_views import OpenCvCrop, PixelArrays
 from momentum_transfer.images.views import MEAN, STD, Normalise
 
 Image = PIL.Image.Image
@@ -154,14 +154,22 @@ def _geometry(dataset: str, size: int, backend: str) -> list[Callable[[Any], Any
     return shift if dataset in SIGNS else [*shift, v2.RandomHorizontalFlip()]
 
 
+class _OfArrays(v2.Compose):
+    """Steps that take an image of Pillow or its array, as the source made of a data set gives it."""
+
+    source = PixelArrays
+
+
 def weak_view(
     dataset: str, size: int, mean: Sequence[float] = MEAN, std: Sequence[float] = STD, *, backend: str = "pillow"
 ) -> Callable[[Image], Tensor]:
     """PIL image -> float [3, size, size]: what supervised training and FixMatch's pseudo-labels see.
 
-    ``backend`` opencv crops large images faster, by the same random numbers.
+    ``backend`` opencv crops large images faster, by the same random numbers; its view also takes arrays, and its
+    ``source(images)`` reads them.
     """
-    view: Callable[[PIL.Image.Image], Tensor] = v2.Compose([*_geometry(dataset, size, backend), Normalise(mean, std)])
+    steps = [*_geometry(dataset, size, backend), Normalise(mean, std)]
+    view: Callable[[Image], Tensor] = _OfArrays(steps) if isinstance(steps[0], OpenCvCrop) else v2.Compose(steps)
     return view
 
 
@@ -189,8 +197,11 @@ class WeakAndStrong:
         *, backend: str = "pillow",
     ) -> None:  # fmt: skip
         self.weak = weak_view(dataset, size, mean, std, backend=backend)
-        strong = _RandomLevelAugment(levels), Normalise(mean, std)
-        self.strong = v2.Compose([*_geometry(dataset, size, backend), *strong])
+        geometry = _geometry(dataset, size, backend)
+        if isinstance(geometry[0], OpenCvCrop):
+            geometry.append(PIL.Image.fromarray)
+            self.source = PixelArrays
+        self.strong = v2.Compose([*geometry, _RandomLevelAugment(levels), Normalise(mean, std)])
 
     def __call__(self, image: Image) -> tuple[Tensor, Tensor]:
         return self.weak(image), self.strong(image)

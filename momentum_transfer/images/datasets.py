@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from momentum_transfer.images.labelled_images import ArrayImages, FileImages, La
 from momentum_transfer.images.parquet import table_entries, tables
 from momentum_transfer.images.reading import SUFFIXES, image_files
 from momentum_transfer.images.subsets import Selected
-from momentum_transfer.images.tar_shards import SHARD_BYTES, folder_entries, open_shards, pack
+from momentum_transfer.images.tar_shards import SHARD_BYTES, folder_entries, open_shards, pack, refuse_archives
 from momentum_transfer.images.taxonomies import inaturalist_images
 
 
@@ -229,19 +230,29 @@ def build_dataset(
 
 
 def packed_folders(folder: Path, target: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Pack ``folder``'s splits (train, val, test), or ``folder`` as train, into tar files: image files, or tables."""
+    """Pack ``folder``'s splits (train, val, test), or ``folder`` as train, into tar files: image files, or tables.
+
+    All splits, or none if one cannot be read.
+    """
     if not folder.is_dir():
         raise InputError(f"expected a folder of images, found no folder {folder}; check the path")
     of_split = tables(folder)
-    for split, files in of_split.items():
-        pack(table_entries(files), target, split, shard_bytes)
     splits = [name for name in ("train", "val", "test") if (folder / name).is_dir()]
-    for split in () if of_split else splits or ["train"]:
-        part = folder / split if splits else folder
-        images = unlabelled_folder(part, ".") or _image_folder(part, ".", 0)
-        # names as fingerprints know them: file and folder
-        base = part if images.classes != ["unlabelled"] else part.resolve().parent
-        pack(folder_entries(images, base), target, split, shard_bytes)
+    target.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".packing-", dir=target) as made:
+        for split in of_split or splits or ["train"]:
+            refuse_archives(target, split)
+            if of_split:
+                entries = table_entries(of_split[split])
+            else:
+                part = folder / split if splits else folder
+                images = unlabelled_folder(part, ".") or _image_folder(part, ".", 0)
+                # names as fingerprints know them: file and folder
+                base = part if images.classes != ["unlabelled"] else part.resolve().parent
+                entries = folder_entries(images, base)
+            say(f"{pack(entries, Path(made), split, shard_bytes)}: {target}/{split}-*.tar")
+        for file in sorted(Path(made).iterdir()):  # an index after its archives
+            file.replace(target / file.name)
 
 
 def _of_folder(name: str, folder: Path, split: str, max_unreadable: int) -> LabelledImages:

@@ -73,15 +73,15 @@ def random_crop(pixels: Pixels, size: int, scale: tuple[float, float], flip: flo
 
 @dataclass(frozen=True)
 class OpenCvCrop:
-    """PIL RGB image -> PIL image: torchvision's RandomResizedCrop and RandomHorizontalFlip."""
+    """RGB image of Pillow or array [H, W, 3] -> [size, size, 3]: RandomResizedCrop and RandomHorizontalFlip."""
 
     size: int
 
     def __post_init__(self) -> None:
         opencv()
 
-    def __call__(self, image: PIL.Image.Image) -> PIL.Image.Image:
-        return PIL.Image.fromarray(random_crop(np.array(image), self.size, scale=(0.08, 1.0), flip=0.5))
+    def __call__(self, image: PIL.Image.Image | Pixels) -> Pixels:
+        return random_crop(np.require(image, np.uint8, "W"), self.size, scale=(0.08, 1.0), flip=0.5)
 
 
 def grey(pixels: Pixels) -> Pixels:

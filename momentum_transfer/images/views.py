@@ -124,7 +124,7 @@ class OpenCvImageViews(ImageViews):
         return PixelArrays(dataset)
 
     def __call__(self, sample: Any) -> tuple[Tensor, Tensor]:
-        pixels = sample if isinstance(sample, np.ndarray) else np.array(sample)
+        pixels = np.require(sample, np.uint8, "W")
         first, second = (torch.from_numpy(self.normalise.planes(view(pixels))) for view in self.views)
         return first, second
 
