@@ -120,7 +120,7 @@ def test_a_damaged_file_among_sound_ones_leaves_nothing_of_any_split(tmp_path: P
         write(table(range(3)), tmp_path / "set" / f"{name}.parquet")
     sound = (tmp_path / "set" / "train-1.parquet").read_bytes()
     (tmp_path / "set" / "train-1.parquet").write_bytes(sound[: len(sound) // 2])
-    with pytest.raises(InputError, match="expected a table of images in .*train-1"):
+    with pytest.raises(InputError, match=r"expected a table of images in .*train-1"):
         packed_folders(tmp_path / "set", tmp_path / "out", shard_bytes=1)
     assert list((tmp_path / "out").iterdir()) == []
     (tmp_path / "set" / "train-1.parquet").write_bytes(sound)
