@@ -5,7 +5,8 @@ python benchmarks/views.py [--images N] [--passes N] [--size 224]
 JPEG files of quality 90, scikit-learn's two photos cut to 484 x 404 at random places; from the file to normalised
 tensors, one thread, CPU milliseconds a photo: the best of some passes in which all ways take turns. albumentations
 (``pip install albumentationsx``) resizes with ``area``, which antialiases, or ``linear``, which does not; its other
-operations are those nearest to the recipe's. torchvision works on tensors of bytes from its own decoder.
+operations are those nearest to the recipe's. torchvision works on tensors of bytes from its own decoder. FixMatch's
+strong view has two of 14 random operations: torchvision's RandAugment, two of the like among albumentations'.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +52,10 @@ def photos(folder: Path, number: int) -> FileImages:
     return FileImages(paths, [0] * number, ["photo"])
 
 
-def by_torchvision(pair: tuple[Augmentation, ...], size: int) -> View:
-    """v2 on tensors of bytes."""
+def by_torchvision(pair: tuple[Augmentation, ...], size: int, strong: bool) -> View:
+    """v2 on tensors of bytes; ``strong``: the last view with RandAugment."""
     views = []
-    for aug in pair:
+    for number, aug in enumerate(pair, 1):
         steps: list[Any] = [v2.RandomResizedCrop(size, scale=aug.crop_scale), v2.RandomHorizontalFlip(aug.flip)]
         steps += [v2.RandomApply([v2.ColorJitter(*aug.jitter)], aug.jitter_p), v2.RandomGrayscale(aug.grayscale)]
         if aug.blur:
@@ -61,6 +63,8 @@ def by_torchvision(pair: tuple[Augmentation, ...], size: int) -> View:
             steps.append(v2.RandomApply([v2.GaussianBlur(kernel, aug.blur_sigma)], aug.blur))
         if aug.solarize:
             steps.append(v2.RandomSolarize(aug.solarize_threshold, aug.solarize))
+        if strong and number == len(pair):
+            steps.append(v2.RandAugment(2))
         views.append(v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]))
 
     def view(path: Path) -> object:
@@ -70,21 +74,28 @@ def by_torchvision(pair: tuple[Augmentation, ...], size: int) -> View:
     return view
 
 
-def by_albumentations(pair: tuple[Augmentation, ...], size: int, area: bool) -> View:
-    """OpenCV's decoder and albumentations."""
+def by_albumentations(pair: tuple[Augmentation, ...], size: int, area: bool, strong: bool) -> View:
+    """OpenCV's decoder and albumentations; ``strong``: the last view with two random operations."""
     import albumentations as A
     import cv2
 
     cv2.setNumThreads(1)
     views = []
-    for aug in pair:
+    for number, aug in enumerate(pair, 1):
         crop = A.RandomResizedCrop((size, size), aug.crop_scale, area_for_downscale="image" if area else None)
         *near, hue = aug.jitter
         ranges = {f"{name}_range": (1 - x, 1 + x) for name, x in zip(_JITTER, near, strict=True)}
         steps = [crop, A.HorizontalFlip(p=aug.flip), A.ColorJitter(**ranges, hue_range=(-hue, hue), p=aug.jitter_p)]
         steps += [A.ToGray(p=aug.grayscale), A.GaussianBlur(sigma_range=aug.blur_sigma, p=aug.blur)]
-        steps += [A.Solarize(threshold_range=(0.5, 0.5), p=aug.solarize), A.Normalize(MEAN, STD), A.ToTensorV2()]
-        views.append(A.Compose(steps))
+        steps.append(A.Solarize(threshold_range=(0.5, 0.5), p=aug.solarize))
+        if strong and number == len(pair):
+            one = [A.AutoContrast(p=1), A.Equalize(p=1), A.InvertImg(p=1), A.Rotate((-30, 30), p=1), A.Posterize(p=1)]
+            one += [A.Solarize(p=1), A.Sharpen(p=1), A.NoOp(p=1), A.Solarize(p=1)]
+            one += [A.ColorJitter(**({**_STILL, f"{name}_range": (0.1, 1.9)}), p=1) for name in _JITTER]
+            one += [A.Affine(shear={axis: (-17, 17)}, p=1) for axis in "xy"]
+            one += [A.Affine(translate_percent={axis: (-0.3, 0.3)}, p=1) for axis in "xy"]
+            steps.append(A.SomeOf(one, n=2, replace=True, p=1))
+        views.append(A.Compose([*steps, A.Normalize(MEAN, STD), A.ToTensorV2()]))
 
     def view(path: Path) -> object:
         image = cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), cv2.IMREAD_COLOR_RGB)
@@ -94,6 +105,7 @@ def by_albumentations(pair: tuple[Augmentation, ...], size: int, area: bool) -> 
 
 
 _JITTER = ("brightness", "contrast", "saturation")
+_STILL = {**{f"{name}_range": (1, 1) for name in _JITTER}, "hue_range": (0, 0)}
 
 
 def ways(recipe: str, size: int, data: FileImages) -> dict[str, View]:
@@ -106,20 +118,18 @@ def ways(recipe: str, size: int, data: FileImages) -> dict[str, View]:
     else:
         make: Any = weak_view if recipe == "fine-tuning" else WeakAndStrong
         ours = {backend: make("imagefolder", size, backend=backend) for backend in ("pillow", "opencv")}
-        pair = (Augmentation(jitter_p=0, grayscale=0),)
+        pair = (Augmentation(jitter_p=0, grayscale=0),) * (1 if recipe == "fine-tuning" else 2)
     position = {str(Path(path.decode())): index for index, path in enumerate(data.paths)}
     sources = {name: getattr(view, "source", lambda images: images)(data) for name, view in ours.items()}
     found: dict[str, View] = {
         f"ours, {name}": lambda path, view=view, source=sources[name]: view(source[position[str(path)]][0])
         for name, view in ours.items()
     }
-    if recipe != "FixMatch":
-        found["torchvision v2"] = by_torchvision(pair, size)
-        try:
-            found["albumentations, area"] = by_albumentations(pair, size, area=True)
-            found["albumentations, linear"] = by_albumentations(pair, size, area=False)
-        except ImportError:
-            pass
+    strong = recipe == "FixMatch"
+    found["torchvision v2"] = by_torchvision(pair, size, strong)
+    with suppress(ImportError):
+        found["albumentations, area"] = by_albumentations(pair, size, area=True, strong=strong)
+        found["albumentations, linear"] = by_albumentations(pair, size, area=False, strong=strong)
     return found
 
 

@@ -31,8 +31,9 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from momentum_transfer.images.augmentations import Augmentation
 from momentum_transfer.images.datasets import SIGNS, SMALL_SQUARES
-from momentum_transfer.images.opencv_views import OpenCvCrop
+from momentum_transfer.images.opencv_views import OpenCvView, PixelArrays
 from momentum_transfer.images.views import MEAN, STD, Normalise
 
 Image = PIL.Image.Image
@@ -122,36 +123,35 @@ class _ReflectedCrop:
         self.size, self.padding = size, padding
 
     def __call__(self, image: Image) -> Image:
-        pixels, padding = np.asarray(image), self.padding
-        room = [side + 2 * padding - self.size for side in pixels.shape[:2]]
-        top, left = (int(torch.randint(0, more + 1, ())) if more > 0 else 0 for more in room)
-        rows, columns = (
-            _mirrored(start, self.size, padding, side)
-            for start, side in zip((top, left), pixels.shape[:2], strict=True)
-        )
-        return PIL.Image.fromarray(pixels[rows][:, columns])
+        pixels = np.asarray(image)
+        for axis, side in enumerate(pixels.shape[:2]):
+            room = side + 2 * self.padding - self.size
+            start = (int(torch.randint(0, room + 1, ())) if room > 0 else 0) - self.padding
+            places = np.abs(np.arange(start, start + self.size))
+            pixels = pixels.take(np.minimum(places, 2 * (side - 1) - places), axis)
+        return PIL.Image.fromarray(pixels)
 
-    def __repr__(self) -> str:
-        size, padding = (
-            (self.size, self.size),
-            [self.padding] * 4,
-        )  # as v2.RandomCrop's, for the cache's key
+    def __repr__(self) -> str:  # as v2.RandomCrop's, for the cache's key
+        size, padding = (self.size, self.size), [self.padding] * 4
         return f"RandomCrop(size={size}, padding={padding}, pad_if_needed=False, fill=0, padding_mode=reflect)"
 
 
-def _mirrored(start: int, size: int, padding: int, side: int) -> np.ndarray:
-    """Rows of an image that stand at start … start + size of the padded one."""
-    places = np.abs(np.arange(start, start + size) - padding)
-    return np.where(places < side, places, 2 * (side - 1) - places)
+_CROP = Augmentation(jitter_p=0, grayscale=0)  # a crop and a flip alone
 
 
 def _geometry(dataset: str, size: int, backend: str) -> list[Callable[[Any], Any]]:
     if dataset not in SMALL_SQUARES:
         if backend == "opencv":
-            return [OpenCvCrop(size)]
+            return [OpenCvView(_CROP, size)]
         return [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
     shift = [v2.Resize((size, size)), _ReflectedCrop(size, size // 8)]
     return shift if dataset in SIGNS else [*shift, v2.RandomHorizontalFlip()]
+
+
+class _OfArrays(v2.Compose):
+    """Steps that take an image of Pillow or its array, as the source made of a data set gives it."""
+
+    source = PixelArrays
 
 
 def weak_view(
@@ -159,9 +159,11 @@ def weak_view(
 ) -> Callable[[Image], Tensor]:
     """PIL image -> float [3, size, size]: what supervised training and FixMatch's pseudo-labels see.
 
-    ``backend`` opencv crops large images faster, by the same random numbers.
+    ``backend`` opencv crops large images faster, by the same random numbers; its view also takes arrays, and its
+    ``source(images)`` reads them.
     """
-    view: Callable[[PIL.Image.Image], Tensor] = v2.Compose([*_geometry(dataset, size, backend), Normalise(mean, std)])
+    steps = [*_geometry(dataset, size, backend), Normalise(mean, std)]
+    view: Callable[[Image], Tensor] = _OfArrays(steps) if isinstance(steps[0], OpenCvView) else v2.Compose(steps)
     return view
 
 
@@ -189,8 +191,11 @@ class WeakAndStrong:
         *, backend: str = "pillow",
     ) -> None:  # fmt: skip
         self.weak = weak_view(dataset, size, mean, std, backend=backend)
-        strong = _RandomLevelAugment(levels), Normalise(mean, std)
-        self.strong = v2.Compose([*_geometry(dataset, size, backend), *strong])
+        geometry = _geometry(dataset, size, backend)
+        if isinstance(geometry[0], OpenCvView):
+            geometry.append(PIL.Image.fromarray)
+            self.source = PixelArrays
+        self.strong = v2.Compose([*geometry, _RandomLevelAugment(levels), Normalise(mean, std)])
 
     def __call__(self, image: Image) -> tuple[Tensor, Tensor]:
         return self.weak(image), self.strong(image)

@@ -76,8 +76,9 @@ def steps_of(epochs: float, images: int, batch: int) -> int:
 def training_batches(
     dataset: LabelledImages, transform: _Transform[_View], stream: Stream, workers: int
 ) -> DataLoader[tuple[_View, int]]:
-    """(transformed images, labels [b]) for every step of the stream."""
-    images, pinned = _SeededImages(dataset, transform, stream.seed), torch.cuda.is_available()
+    """(transformed images, labels [b]) for every step of the stream; of arrays where the transform has a ``source``."""
+    source = getattr(transform, "source", lambda images: images)(dataset)
+    images, pinned = _SeededImages(source, transform, stream.seed), torch.cuda.is_available()
     return training_loader(images, stream, workers=workers, seed=stream.seed, pin_memory=pinned)
 
 

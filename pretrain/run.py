@@ -29,7 +29,7 @@ from momentum_transfer.core.neighbours import majority_top1
 from momentum_transfer.core.samplers import ordered_loader
 from momentum_transfer.images.content import fingerprint
 from momentum_transfer.images.datasets import LabelledImages
-from momentum_transfer.images.subsets import full_size, without_class
+from momentum_transfer.images.subsets import unselected, without_class
 from momentum_transfer.pretrain.budget import settle_budget
 from momentum_transfer.pretrain.methods import Method, build_method
 from momentum_transfer.pretrain.optimizers import build_optimizer
@@ -154,7 +154,7 @@ def prepare(cfg: CfgNode, device: torch.device, checkpoints: CheckpointFolder, p
     cfg = settle_budget(cfg, preset, images, device, checkpoints)
     if start:
         start.check(evaluation_images(cfg, images), device)
-    plan = make_plan(cfg, len(images), full_size(images), distributed.world_size())
+    plan = make_plan(cfg, len(images), len(unselected(images)[0]), distributed.world_size())
     cfg = settle_views(cfg, images, plan.micro_batch, device, checkpoints)
     batches = TrainingBatches(cfg, images, plan, device)
     if cfg.METHOD.NAME != "random":

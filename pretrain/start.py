@@ -22,7 +22,7 @@ from momentum_transfer.backbones.trainable import check_part, keep_statistics, l
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import with_values
 from momentum_transfer.pretrain.methods.method import Method, StudentTeacher
-from momentum_transfer.pretrain.monitor import EvaluationImages
+from momentum_transfer.pretrain.pipeline import EvaluationImages
 
 
 @dataclass(frozen=True)

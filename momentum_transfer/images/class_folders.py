@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -111,12 +112,8 @@ def open_class_folders(
 def _divided(whole: LabelledFiles, fraction: float, seed: int) -> tuple[LabelledFiles, LabelledFiles]:
     trains = stratified_split([[label] for label in whole.labels], fraction, seed)
     first, second = (
-        LabelledFiles(
-            tuple(path for path, mine in zip(whole.paths, trains, strict=True) if mine == side),
-            tuple(label for label, mine in zip(whole.labels, trains, strict=True) if mine == side),
-            whole.classes,
-        )
-        for side in (True, False)
+        LabelledFiles(tuple(compress(whole.paths, side)), tuple(compress(whole.labels, side)), whole.classes)
+        for side in (trains, ~trains)
     )
     return first, second
 

@@ -17,7 +17,7 @@ from momentum_transfer.core.log import warn
 from momentum_transfer.core.neighbours import chunks
 from momentum_transfer.images.digits import DigitImages
 from momentum_transfer.images.labelled_images import LabelledImages
-from momentum_transfer.images.subsets import Selected, file_names
+from momentum_transfer.images.subsets import file_names, unselected
 from momentum_transfer.images.tar_shards import ShardImages
 
 _Item = TypeVar("_Item")
@@ -61,10 +61,7 @@ def shared_images(train: LabelledImages, test: LabelledImages) -> Overlap:
 
 def _keys(images: LabelledImages) -> Iterator[Hashable]:
     """Equal for equal images in memory."""
-    inner, indices = images, np.arange(len(images))
-    while isinstance(inner, Selected):
-        indices = inner.indices[indices]
-        inner = inner.dataset
+    inner, indices = unselected(images)
     for index in indices.tolist():
         # The rendering of a digit follows from seed, split and index.
         yield (*inner.entropy, index) if isinstance(inner, DigitImages) else _digest(inner[index][0].tobytes())
@@ -79,10 +76,7 @@ class _File(NamedTuple):
 
 def _files(images: LabelledImages) -> list[_File] | None:
     """The files of a data set, in order; None for images in memory."""
-    inner, indices = images, np.arange(len(images))
-    while isinstance(inner, Selected):
-        indices = inner.indices[indices]
-        inner = inner.dataset
+    inner, indices = unselected(images)
     if not isinstance(inner, ShardImages):
         names = file_names(images)
         return None if names is None else _mapped(_file, names)

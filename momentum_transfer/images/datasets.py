@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,7 @@ from momentum_transfer.images.digits import DigitImages
 from momentum_transfer.images.labelled_images import ArrayImages, FileImages, LabelledImages
 from momentum_transfer.images.parquet import table_entries, tables
 from momentum_transfer.images.reading import SUFFIXES, image_files
-from momentum_transfer.images.subsets import Selected
-from momentum_transfer.images.tar_shards import SHARD_BYTES, folder_entries, open_shards, pack
+from momentum_transfer.images.tar_shards import SHARD_BYTES, folder_entries, open_shards, pack, refuse_archives
 from momentum_transfer.images.taxonomies import inaturalist_images
 
 
@@ -169,16 +169,17 @@ def _small_squares(name: str, root: Path, split: str) -> ArrayImages:
     return ArrayImages(pixels, np.asarray(found.targets), [str(label) for label in found.classes])
 
 
-_MNIST_LIKE = {
+_SMALL_SQUARES = {
+    "cifar10": torchvision.datasets.CIFAR10,
+    "cifar100": torchvision.datasets.CIFAR100,
     "mnist": torchvision.datasets.MNIST,
     "fashion-mnist": torchvision.datasets.FashionMNIST,
     "kmnist": torchvision.datasets.KMNIST,
 }
-_SMALL_SQUARES = {**_MNIST_LIKE, "cifar10": torchvision.datasets.CIFAR10, "cifar100": torchvision.datasets.CIFAR100}
-DATASETS = ("digits", "imagefolder", "filelist", "stl10", "cifar10", "cifar100", *_MNIST_LIKE, "inaturalist")
+DATASETS = ("digits", "imagefolder", "filelist", "stl10", *_SMALL_SQUARES, "inaturalist")
 
 #: Images of one small size, which are not cropped; and signs, whose mirror image is another sign.
-SMALL_SQUARES = ("digits", "stl10", "cifar10", "cifar100", *_MNIST_LIKE)
+SMALL_SQUARES = ("digits", "stl10", *_SMALL_SQUARES)
 SIGNS = ("digits", "mnist", "kmnist")
 
 
@@ -220,8 +221,12 @@ def build_dataset(
         data = _file_list(_folder(root, name), file_list, max_unreadable)
     elif name == "imagefolder":
         data = _image_folder(root, split, max_unreadable)
+    elif name == "stl10":
+        data = _stl10(_folder(root, name), split)
+    elif name == "inaturalist":
+        data = inaturalist_images(_folder(root, name), split, max_unreadable)
     else:
-        data = _of_folder(name, _folder(root, name), split, max_unreadable)
+        data = _small_squares(name, _folder(root, name), split)
     return subsets.select(
         data, class_fraction=class_fraction, sample_fraction=sample_fraction, long_tail=long_tail, taxonomy=taxonomy,
         seed=seed,
@@ -229,27 +234,29 @@ def build_dataset(
 
 
 def packed_folders(folder: Path, target: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Pack ``folder``'s splits (train, val, test), or ``folder`` as train, into tar files: image files, or tables."""
+    """Pack ``folder``'s splits (train, val, test), or ``folder`` as train, into tar files: image files, or tables.
+
+    All splits, or none if one cannot be read.
+    """
     if not folder.is_dir():
         raise InputError(f"expected a folder of images, found no folder {folder}; check the path")
     of_split = tables(folder)
-    for split, files in of_split.items():
-        pack(table_entries(files), target, split, shard_bytes)
     splits = [name for name in ("train", "val", "test") if (folder / name).is_dir()]
-    for split in () if of_split else splits or ["train"]:
-        part = folder / split if splits else folder
-        images = unlabelled_folder(part, ".") or _image_folder(part, ".", 0)
-        # names as fingerprints know them: file and folder
-        base = part if images.classes != ["unlabelled"] else part.resolve().parent
-        pack(folder_entries(images, base), target, split, shard_bytes)
-
-
-def _of_folder(name: str, folder: Path, split: str, max_unreadable: int) -> LabelledImages:
-    if name == "stl10":
-        return _stl10(folder, split)
-    if name == "inaturalist":
-        return inaturalist_images(folder, split, max_unreadable)
-    return _small_squares(name, folder, split)
+    target.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".packing-", dir=target) as made:
+        for split in of_split or splits or ["train"]:
+            refuse_archives(target, split)
+            if of_split:
+                entries = table_entries(of_split[split])
+            else:
+                part = folder / split if splits else folder
+                images = unlabelled_folder(part, ".") or _image_folder(part, ".", 0)
+                # names as fingerprints know them: file and folder
+                base = part if images.classes != ["unlabelled"] else part.resolve().parent
+                entries = folder_entries(images, base)
+            say(f"{pack(entries, Path(made), split, shard_bytes)}: {target}/{split}-*.tar")
+        for file in sorted(Path(made).iterdir()):  # an index after its archives
+            file.replace(target / file.name)
 
 
 _SAMPLE = 64  # images whose sizes stand for all, roughly
@@ -289,10 +296,7 @@ def kept_in_memory(images: LabelledImages, fraction: float, *, uses: float, proc
     They may take ``fraction`` of the memory that is free now, for all ``processes`` on this machine that do the same.
     A training reads each image ``uses`` times; up to 1 nothing is gained.
     """
-    source = images
-    while isinstance(source, Selected):
-        source = source.dataset
-    if fraction <= 0 or uses <= 1 or not len(images) or not isinstance(source, FileImages):
+    if fraction <= 0 or uses <= 1 or not len(images) or not isinstance(subsets.unselected(images)[0], FileImages):
         return images
     sample = np.unique(np.linspace(0, len(images) - 1, min(len(images), _SAMPLE)).astype(int))
     sizes = [images[int(index)][0].size for index in sample]

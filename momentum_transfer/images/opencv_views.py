@@ -20,7 +20,7 @@ from torchvision.transforms import ColorJitter
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.augmentations import CROP_TRIES, RATIO, Augmentation
 from momentum_transfer.images.labelled_images import FileImages, LabelledImages
-from momentum_transfer.images.subsets import Selected
+from momentum_transfer.images.subsets import unselected
 
 Pixels = NDArray[np.uint8]  #: [H, W, 3], or [H, W] where the three channels are equal
 _LUMA = np.array([0.299, 0.587, 0.114])
@@ -71,19 +71,6 @@ def random_crop(pixels: Pixels, size: int, scale: tuple[float, float], flip: flo
     return opencv().flip(resized, 1) if _chance(flip) else resized
 
 
-@dataclass(frozen=True)
-class OpenCvCrop:
-    """PIL RGB image -> PIL image: torchvision's RandomResizedCrop and RandomHorizontalFlip."""
-
-    size: int
-
-    def __post_init__(self) -> None:
-        opencv()
-
-    def __call__(self, image: PIL.Image.Image) -> PIL.Image.Image:
-        return PIL.Image.fromarray(random_crop(np.array(image), self.size, scale=(0.08, 1.0), flip=0.5))
-
-
 def grey(pixels: Pixels) -> Pixels:
     """Pillow's luminance, [H, W]."""
     return opencv().cvtColor(pixels, opencv().COLOR_RGB2GRAY)
@@ -129,12 +116,12 @@ def solarized(pixels: Pixels, threshold: int) -> Pixels:
 _JITTER = (lambda pixels, factor: blended(pixels, 0, factor), contrasted, saturated, turned_hue)
 
 
-def _jittered(pixels: Pixels, jitter: ColorJitter) -> Pixels:
+def _jittered(pixels: Pixels, strengths: tuple[float, float, float, float]) -> Pixels:
     """torchvision's ColorJitter: brightness, contrast, saturation and hue in random order."""
-    order, *factors = jitter.get_params(jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
+    *near, hue = strengths
+    order, *factors = ColorJitter.get_params(*([max(0.0, 1 - each), 1 + each] for each in near), [-hue, hue])
     for operation in order.tolist():
-        if (factor := factors[operation]) is not None:
-            pixels = _JITTER[operation](pixels, factor)
+        pixels = _JITTER[operation](pixels, factors[operation])
     return pixels
 
 
@@ -142,34 +129,34 @@ class PixelArrays:
     """`self[i] -> (array [H, W, 3], label)` of a data set; image files are decoded without Pillow's copy."""
 
     def __init__(self, dataset: LabelledImages) -> None:
-        self.dataset = dataset
+        self.dataset, self.positions = unselected(dataset)
+        self.labels = dataset.labels
 
     def __getitem__(self, index: int) -> tuple[Pixels, int]:
-        data = self.dataset
-        if isinstance(data, Selected):
-            return PixelArrays(data.dataset)[int(data.indices[index])][0], int(data.labels[index])
-        if isinstance(data, FileImages):
-            return data.pixels(index)
-        image, label = data[index]
-        return np.array(image), label
+        data, position = self.dataset, int(self.positions[index])
+        pixels = data.pixels(position)[0] if isinstance(data, FileImages) else np.array(data[position][0])
+        return pixels, int(self.labels[index])
 
 
+@dataclass(frozen=True)
 class OpenCvView:
-    """Array [H, W, 3] -> one random view of it, uint8 [3, size, size], or [1, size, size] where it is grey."""
+    """Pillow's RGB image or array [H, W, 3] -> a random view, uint8 [size, size, 3], or [size, size, 1] where grey."""
 
-    def __init__(self, augmentation: Augmentation, size: int) -> None:
+    augmentation: Augmentation
+    size: int
+
+    def __post_init__(self) -> None:
         opencv()
-        self.augmentation, self.size, self.jitter = augmentation, size, ColorJitter(*augmentation.jitter)
 
-    def __call__(self, pixels: Pixels) -> Pixels:
+    def __call__(self, image: PIL.Image.Image | Pixels) -> Pixels:
         aug = self.augmentation
-        pixels = random_crop(pixels, self.size, aug.crop_scale, aug.flip)
+        pixels = random_crop(np.require(image, np.uint8, "W"), self.size, aug.crop_scale, aug.flip)
         if aug.jitter_p > 0 and _chance(aug.jitter_p):
-            pixels = _jittered(pixels, self.jitter)
+            pixels = _jittered(pixels, aug.jitter)
         if aug.grayscale > 0 and _chance(aug.grayscale):
             pixels = grey(pixels)
         if aug.blur > 0 and _chance(aug.blur):
             pixels = blurred(pixels, torch.empty(1).uniform_(*aug.blur_sigma).item())
         if aug.solarize > 0 and _chance(aug.solarize):
             pixels = solarized(pixels, aug.solarize_threshold)
-        return pixels[None] if pixels.ndim == 2 else np.stack(opencv().split(pixels))
+        return pixels.reshape(self.size, self.size, -1)

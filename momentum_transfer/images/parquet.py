@@ -1,8 +1,10 @@
 """Images in Hugging Face's tables, Parquet files or a folder that ``datasets`` saved, for packing into tar files."""
 
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from momentum_transfer.images.reading import FORMATS, UnreadableImage, opened
 
 _SPLITS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "dev": "val", "test": "test"}
 _ROWS = 64  # of a batch: images are large
+_HEAD = 100  # entries of a folder that say what it holds
 
 #: An image: its name without ending, the ending, the file's bytes, its label if it has one.
 Entry = tuple[str, str, bytes, int | None]
@@ -19,11 +22,24 @@ Entry = tuple[str, str, bytes, int | None]
 def tables(folder: Path) -> dict[str, list[Path]]:
     """Split -> its files in the order of their names: ``data/train-00000-of-00002.parquet``, ``train/data-0.arrow``."""
     found: dict[str, list[Path]] = {}
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".parquet", ".arrow")):
+    for path in sorted(_table_files(folder)):
         words = [word for part in path.relative_to(folder).with_suffix("").parts for word in re.split(r"[-_.]", part)]
         split = next((_SPLITS[word] for word in words if word in _SPLITS), "train")
         found.setdefault(split, []).append(path)
     return found
+
+
+def _table_files(folder: str | Path) -> Iterator[Path]:
+    """Every table below a folder; one that begins with many images, a class of ImageNet, is not listed to its end."""
+    with os.scandir(folder) as entries:
+        head = list(islice(entries, _HEAD))
+        if len(head) == _HEAD and all(Path(each.name).suffix.lower() in FORMATS for each in head):
+            return
+        for entry in chain(head, entries):
+            if entry.is_dir(follow_symlinks=False):
+                yield from _table_files(entry.path)
+            elif entry.name.endswith((".parquet", ".arrow")):
+                yield Path(entry.path)
 
 
 def table_entries(files: Sequence[Path]) -> Iterator[Entry]:
@@ -66,7 +82,9 @@ def _columns(schema: Any, file: Path) -> tuple[str, str | None, list[str]]:
     """Names of the image's and the label's column, and the classes, as the file's own description has them."""
     known = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
     images = [name for name in schema.names if known.get(name, {}).get("_type") == "Image"] or ["image"]
-    images = [name for name in images if name in schema.names and "bytes: " in str(schema.field(name).type)]
+    is_struct = extra("pyarrow", f"{file} is a table").types.is_struct
+    types = {field.name: field.type for field in schema if is_struct(field.type)}
+    images = [name for name in images if name in types and types[name].get_field_index("bytes") >= 0]
     labels = [name for name in schema.names if known.get(name, {}).get("_type") == "ClassLabel"] or ["label"]
     label = labels[0] if len(labels) == 1 else "label"
     if len(images) != 1 or (len(labels) > 1 and label not in labels):

@@ -36,18 +36,19 @@ class Selected:
         return self.dataset[int(self.indices[index])][0], int(self.labels[index])
 
 
+def unselected(dataset: LabelledImages) -> tuple[LabelledImages, Integers]:
+    """The data set before any selection, and the positions in it, [n], of the images of ``dataset``."""
+    positions = np.arange(len(dataset), dtype=np.int64)
+    while isinstance(dataset, Selected):
+        positions, dataset = dataset.indices[positions], dataset.dataset
+    return dataset, positions
+
+
 def file_names(dataset: LabelledImages) -> list[str] | None:
     """Paths of the images, in order; None for a data set in memory."""
-    if isinstance(dataset, Selected):
-        inner = file_names(dataset.dataset)
-        return None if inner is None else [inner[index] for index in dataset.indices]
-    paths = getattr(dataset, "paths", None)
-    return None if paths is None else [os.fsdecode(path) for path in paths]
-
-
-def full_size(dataset: LabelledImages) -> int:
-    """Number of images before any selection."""
-    return full_size(dataset.dataset) if isinstance(dataset, Selected) else len(dataset)
+    whole, positions = unselected(dataset)
+    paths = getattr(whole, "paths", None)
+    return None if paths is None else [os.fsdecode(path) for path in paths[positions]]
 
 
 def select(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from momentum_transfer.core.errors import InputError, counted, one_line, shown
 from momentum_transfer.core.files import atomic_path, cache_root, sha256_of_text, write_text
-from momentum_transfer.core.log import say, track
+from momentum_transfer.core.log import track
 from momentum_transfer.core.untrusted import read_text
 from momentum_transfer.core.urls import is_url, local_copy
 from momentum_transfer.images.labelled_images import FileImages
@@ -293,22 +293,22 @@ def folder_entries(images: FileImages, folder: Path) -> Iterator[Entry]:
         yield key, path.suffix, path.read_bytes(), int(label) if labelled else None
 
 
-def pack(entries: Iterable[Entry], target: Path, split: str, shard_bytes: int) -> None:
-    """Write images as ``SPLIT-*.tar`` with their index into ``target``, in their order.
+def refuse_archives(target: Path, split: str) -> None:
+    """InputError if there are tar files of a split already."""
+    if _Place(str(target)).tars(split):
+        raise InputError(f"expected no tar files of {split} in {target}, found some; remove them, or choose another")
+
+
+def pack(entries: Iterable[Entry], target: Path, split: str, shard_bytes: int) -> str:
+    """Write images as ``SPLIT-*.tar`` with their index into the empty ``target``, in their order; returns how many.
 
     A dot or an equal name in the way of WebDataset's keys becomes ``_``.
     """
-    if _Place(str(target)).tars(split):
-        raise InputError(f"expected no tar files of {split} in {target}, found some; remove them, or choose another")
-    target.mkdir(parents=True, exist_ok=True)
     seen: set[str] = set()
     waiting, number = iter(entries), 0
     entry = next(waiting, None)
     while entry is not None:
-        with (
-            atomic_path(target / f"{split}-{number:06d}.tar") as temporary,
-            tarfile.open(temporary, "w", format=tarfile.GNU_FORMAT) as archive,
-        ):
+        with tarfile.open(target / f"{split}-{number:06d}.tar", "w", format=tarfile.GNU_FORMAT) as archive:
             while entry is not None and (archive.offset < shard_bytes or archive.offset == 0):
                 name, suffix, content, label = entry
                 folder, slash, stem = name.rpartition("/")
@@ -322,6 +322,8 @@ def pack(entries: Iterable[Entry], target: Path, split: str, shard_bytes: int) -
                     archive.addfile(info, BytesIO(data))
                 entry = next(waiting, None)
         number += 1
+    if not number:
+        raise InputError(f"expected images of {split} to pack, found none")
     place = _Place(str(target))
     _save(target / split, *_scan(place, place.tars(split)))
-    say(f"{counted(len(seen), 'image')} in {counted(number, 'tar file')}: {target}/{split}-*.tar")
+    return f"{counted(len(seen), 'image')} in {counted(number, 'tar file')}"

@@ -11,6 +11,7 @@ read as published: split lists in COCO's form beside the images (2017-2019), or 
 
 import re
 from collections.abc import Iterable, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated
 
@@ -38,19 +39,12 @@ def read_hierarchy(path: str | Path) -> dict[str, list[str]]:
         known = parents.setdefault(words[1], [])
         if words[0] not in known:
             known.append(words[0])
-    _refuse_circles(parents, path)
+    try:
+        TopologicalSorter({child: above[:1] for child, above in parents.items()}).prepare()
+    except CycleError as error:
+        own = error.args[1][0]
+        raise InputError(f"{path}: expected a hierarchy, found {own} to be its own ancestor; correct it") from error
     return parents
-
-
-def _refuse_circles(parents: dict[str, list[str]], path: Path) -> None:
-    done: set[str] = set()
-    for start in parents:
-        trail = [start]
-        while trail[-1] not in done and (above := parents.get(trail[-1])):
-            if above[0] in trail:
-                raise InputError(f"{path}: expected a hierarchy, found {above[0]} to be its own ancestor; correct it")
-            trail.append(above[0])
-        done.update(trail)
 
 
 def _trail(concept: str, parents: dict[str, list[str]]) -> list[str]:

@@ -26,7 +26,7 @@ from momentum_transfer.images.datasets import SMALL_SQUARES
 from momentum_transfer.images.digits import DigitImages, digit_variant, render_digits
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.opencv_views import OpenCvView, PixelArrays
-from momentum_transfer.images.subsets import Selected
+from momentum_transfer.images.subsets import unselected
 
 # ImageNet's statistics, for every dataset: detectors normalise with them, so a backbone transfers as it is.
 MEAN = (0.485, 0.456, 0.406)
@@ -58,8 +58,8 @@ class Normalise:
     mean: Sequence[float]
     std: Sequence[float]
 
-    def __call__(self, image: PIL.Image.Image) -> Tensor:
-        """PIL RGB image -> [3, H, W]."""
+    def __call__(self, image: PIL.Image.Image | NDArray[np.uint8]) -> Tensor:
+        """PIL RGB image or array [H, W, 3 or 1] -> [3, H, W]."""
         return torch.from_numpy(self.planes(np.asarray(image).transpose(2, 0, 1)))
 
     def planes(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -88,11 +88,6 @@ def _pil_transform(aug: Augmentation, image_size: int, mean: Sequence[float], st
     return v2.Compose([*steps, Normalise(mean, std)])
 
 
-def _seeded(seed: int) -> None:
-    """Seeds torch's CPU generator; torch.manual_seed would reseed the accelerators as well."""
-    torch.default_generator.manual_seed(seed)
-
-
 class ImageViews:
     """Two augmented crops of a PIL image."""
 
@@ -108,7 +103,7 @@ class ImageViews:
     def many(self, samples: Sequence[PIL.Image.Image], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         views = []
         for sample, seed in zip(samples, seeds, strict=True):
-            _seeded(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the accelerators as well
             views.append(self(sample))
         return views
 
@@ -124,8 +119,7 @@ class OpenCvImageViews(ImageViews):
         return PixelArrays(dataset)
 
     def __call__(self, sample: Any) -> tuple[Tensor, Tensor]:
-        pixels = sample if isinstance(sample, np.ndarray) else np.array(sample)
-        first, second = (torch.from_numpy(self.normalise.planes(view(pixels))) for view in self.views)
+        first, second = (self.normalise(view(sample)) for view in self.views)
         return first, second
 
 
@@ -146,7 +140,7 @@ class DigitViews:
     def many(self, samples: Sequence[NDArray[np.float32]], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         generators = []
         for seed in seeds:
-            _seeded(seed)
+            torch.default_generator.manual_seed(seed)
             generators.append(self._generator())
         views: list[tuple[Tensor, Tensor]] = []
         for first in range(0, len(samples), _AT_ONCE):
@@ -165,14 +159,13 @@ class DigitViews:
 
 def _digit_glyphs(dataset: LabelledImages) -> NDArray[np.float32]:
     """The digits behind a dataset, [N, 8, 8]; InputError when it is not made of digits."""
-    if isinstance(dataset, Selected):
-        return _digit_glyphs(dataset.dataset)[dataset.indices]
-    if not isinstance(dataset, DigitImages):
+    whole, positions = unselected(dataset)
+    if not isinstance(whole, DigitImages):
         raise InputError(
             f"expected dataset 'digits' for view recipe 'digits', found another; choose a recipe for images: "
             f"DATA.VIEWS {', '.join(name for name in RECIPES if name != 'digits')}"
         )
-    return dataset.glyphs
+    return whole.glyphs[positions]
 
 
 TwoViews = ImageViews | DigitViews

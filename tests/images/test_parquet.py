@@ -113,3 +113,34 @@ def test_a_folder_of_tables_that_was_not_packed_says_how(tmp_path: Path):
     write(table(range(2)), tmp_path / "set" / "train" / "data-0.arrow")
     with pytest.raises(InputError, match=r"found tables; momentum-transfer data pack .*set --shards OUT"):
         build_dataset("imagefolder", tmp_path / "set")
+
+
+def test_a_damaged_file_among_sound_ones_leaves_nothing_of_any_split(tmp_path: Path):
+    for name in ("test-0", "train-0", "train-1"):
+        write(table(range(3)), tmp_path / "set" / f"{name}.parquet")
+    sound = (tmp_path / "set" / "train-1.parquet").read_bytes()
+    (tmp_path / "set" / "train-1.parquet").write_bytes(sound[: len(sound) // 2])
+    with pytest.raises(InputError, match=r"expected a table of images in .*train-1"):
+        packed_folders(tmp_path / "set", tmp_path / "out", shard_bytes=1)
+    assert list((tmp_path / "out").iterdir()) == []
+    (tmp_path / "set" / "train-1.parquet").write_bytes(sound)
+    packed_folders(tmp_path / "set", tmp_path / "out")
+    assert [len(build_dataset("imagefolder", tmp_path / "out", split)) for split in ("train", "test")] == [6, 3]
+
+
+def test_a_class_of_many_images_is_no_place_of_tables_but_pictures_beside_tables_are(tmp_path: Path):
+    for k in range(120):
+        for folder in ("train/cat", "train/dog"):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / f"{k}.JPEG").touch()
+    assert tables(tmp_path) == {}
+    (tmp_path / "logo.png").touch()
+    (tmp_path / "train" / "data-0.arrow").touch()
+    assert tables(tmp_path) == {"train": [tmp_path / "train" / "data-0.arrow"]}
+
+
+def test_an_image_column_is_known_by_its_fields_not_by_the_text_of_its_type(tmp_path: Path):
+    odd = pyarrow.table({"image": [{"kilobytes": 1, "path": "bytes: binary"}]})
+    write(odd, tmp_path / "set" / "train.parquet")
+    with pytest.raises(InputError, match="expected one column of images"):
+        packed_folders(tmp_path / "set", tmp_path / "out")

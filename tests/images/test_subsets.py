@@ -12,12 +12,12 @@ from momentum_transfer.images.subsets import (
     Selected,
     class_subset,
     draw_per_class,
-    full_size,
     long_tail_counts,
     read_taxonomy,
     select,
     stratified_split,
     stretched_epochs,
+    unselected,
     without_class,
 )
 
@@ -130,7 +130,9 @@ def test_fractions_outside_their_range_are_errors(digits: DigitImages, name: str
 
 def test_selections_compose_and_remember_the_whole(digits: DigitImages):
     part = select(select(digits, class_fraction=0.5), sample_fraction=0.2)
-    assert full_size(part) == len(digits)
+    whole, positions = unselected(part)
+    assert whole is digits
+    assert [digits.classes[digits.labels[k]] for k in positions] == [part.classes[k] for k in part.labels]
     for k in (0, len(part) - 1):
         np.testing.assert_array_equal(np.bincount(part.labels, minlength=5) > 0, True)
         assert part[k][1] == part.labels[k]

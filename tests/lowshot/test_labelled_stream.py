@@ -1,11 +1,13 @@
 import itertools
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.images.datasets import ArrayImages
+from momentum_transfer.images.datasets import ArrayImages, FileImages
+from momentum_transfer.images.opencv_views import PixelArrays
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot.augment import WeakAndStrong, weak_view
 from momentum_transfer.lowshot.labelled_data import Stream, evaluation_batches, steps_of, training_batches
@@ -70,6 +72,27 @@ def test_augmented_batches_depend_on_seed_and_step_alone(workers):
     for (images, labels), (again, same) in zip(whole[2:], run(2, workers), strict=True):
         assert torch.equal(images, again)
         assert torch.equal(labels, same)
+
+
+@pytest.mark.parametrize("build", [weak_view, WeakAndStrong])
+def test_opencvs_views_of_files_are_those_of_pillows_images_in_workers_and_resumed(build, tmp_path):
+    pytest.importorskip("cv2")
+    rng = np.random.default_rng(0)
+    for k in range(6):
+        pixels = PIL.Image.fromarray(rng.integers(0, 256, (5, 7, 3), np.uint8)).resize((70, 50))
+        pixels.save(tmp_path / f"{k}.jpg")
+    files = FileImages(sorted(tmp_path.iterdir()), [0, 1] * 3, ["a", "b"])
+    view = build("imagefolder", 32, backend="opencv")
+
+    def run(start, workers, view=view):
+        batches = training_batches(files, view, Stream(np.arange(6), 2, 5, seed=3, start=start), workers)
+        return [images if isinstance(images, torch.Tensor) else torch.cat(images) for images, _ in batches]
+
+    alone = run(0, 0)
+    assert torch.equal(torch.stack(alone[2:]), torch.stack(run(2, 2)))
+    assert isinstance(training_batches(files, view, Stream(np.arange(6), 2, 5, seed=3), 0).dataset.dataset, PixelArrays)
+    by_pillow = run(0, 0, lambda image: view(image))
+    assert torch.equal(torch.stack(alone), torch.stack(by_pillow))
 
 
 def test_labels_travel_with_their_images():
