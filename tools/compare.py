@@ -76,11 +76,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="of the images' order (default: %(default)s)")
     add("--batch-statistics", action="store_true",
                       help="BatchNorm normalises by each batch, as fine-tuning does: for NormRescale")  # fmt: skip
-    add(
-        "--network",
-        choices=("student", "teacher"),
-        help="network to take; default: what the paper evaluates",
-    )
+    add("--network", choices=("student", "teacher"), help="network to take; default: what the paper evaluates")
     add("--arch", nargs="+", metavar="TEXT",
                       help="architectures, one a checkpoint, where they cannot be inferred: timm:NAME")  # fmt: skip
     add("--labels", nargs="+", help="names for the plots, one a checkpoint")

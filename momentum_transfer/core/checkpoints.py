@@ -57,7 +57,9 @@ class CheckpointFolder:
         pointer = self.folder / self.pointer
         if not pointer.is_file():
             files = self.folder.glob(f"step_*{self.suffix}")
-            steps = {step: file for file in files if (step := _step_of(file)) is not None}
+            steps = {
+                int(found[1]): file for file in files if (found := re.fullmatch(r"step_(\d{1,18})\.\w+", file.name))
+            }
             if not steps:
                 return None
             newest = steps[max(steps)]
@@ -69,11 +71,6 @@ class CheckpointFolder:
         if not plain or not path.is_file():
             raise InputError(f"expected {pointer} to name a checkpoint beside it, found {shown(name)}; delete it")
         return path
-
-
-def _step_of(file: Path) -> int | None:
-    found = re.fullmatch(r"step_(\d{1,18})\.\w+", file.name)
-    return int(found[1]) if found else None
 
 
 def write_archive(path: Path, state: dict[str, Any]) -> None:

@@ -137,9 +137,8 @@ def card_text(
         metrics=sorted({entry.metric_type for entry in entries}), model_name=name, eval_results=entries,
     )  # fmt: skip
     text = f"---\n{metadata.to_yaml()}\n---\n\n{_body(name, results, scores)}"
-    if sorted(map(repr, library.ModelCard(text).data.eval_results)) != sorted(
-        map(repr, entries)
-    ):  # grouped by data set
+    read = library.ModelCard(text).data.eval_results
+    if sorted(map(repr, read)) != sorted(map(repr, entries)):  # the card groups them by data set
         raise RuntimeError(f"the card of {name} does not read back as it was written; this is a bug")
     return text
 
