@@ -162,7 +162,8 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def selections(self) -> Iterator[tuple[str, Selection]]:
         """Every selection of scores, behind the name of what makes it."""
-        for one in (*self.compare, *self.checks, *self.orders):
+        asking: list[Difference | Check | Order] = [*self.compare, *self.checks, *self.orders]
+        for one in asking:
             yield from ((one.name, side) for side in one.sides())
         for trend in self.trends:
             yield from ((trend.name, side) for x in trend.x for side in trend.at(x))

@@ -139,10 +139,11 @@ class Suite:
 
     def runs(self) -> dict[str, dict[str, Any]]:
         """Checkpoint of a pretraining -> its variant, settings and seed, as plots need them."""
-        sweep = self.sweep
+        if (sweep := self.sweep) is None:
+            return {}
         return {
             name: {"variant": run.variant, "settings": dict(settings), "seed": run.seed}
-            for run in (sweep.runs() if sweep else ())
+            for run in sweep.runs()
             for name, (_, settings) in {run.name: (None, run.settings), **sweep.checkpoints(run, Path())}.items()
         }
 
