@@ -17,6 +17,7 @@ timed-out jobs resume (docs/cluster.md); tools/status.py shows where the tasks a
 
 import argparse
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -54,11 +55,9 @@ _SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion
 
 
 def main(args: argparse.Namespace) -> None:
-    if args.plan:
+    if args.plan or args.detect is not None or args.sigma is not None:
         _show_seeds(args)
         return
-    if args.detect is not None or args.sigma is not None:
-        raise InputError("expected --detect and --sigma together with --plan, found them without it")
     if not args.suite:
         raise InputError("expected --suite YAML, found none; for example --suite configs/suites/quick.yaml")
     suite = load_suite(args.suite)
@@ -81,7 +80,10 @@ def main(args: argparse.Namespace) -> None:
     for name in (name for name in NO_FILES if name in weights):
         if (left_out := len(suite.tasks) - sum(job.weights == name for job in jobs)) > 0:
             say(f"left out for {name}, because they need converted weights: {counted(left_out, 'task')}")
-    gpus = args.gpus if args.gpus is not None else _gpus(engine)
+    if (gpus := args.gpus) is None:
+        import torch
+
+        gpus = torch.cuda.device_count() if engine is None else engine.gpus()
     costs = expected(jobs, gpus, read_measured(args.measured) if args.measured else None)
     if args.dry_run:
         show_plan(jobs, costs, gpus, args.price)
@@ -112,14 +114,14 @@ def main(args: argparse.Namespace) -> None:
 
 def _refuse(found: Refusals, *, elsewhere: bool) -> None:
     """Show all refusals; InputError if there are any but, where tasks run elsewhere, of this machine."""
-    if found:
-        show_refusals(found)
-    fatal = {one: jobs for one, jobs in found.items() if not (elsewhere and one[0] in OF_THE_MACHINE)}
-    if found and not fatal:
-        warn(f"refused here for {', '.join(sorted({what for what, _ in found}))}; tasks run elsewhere and go on")
-    if not fatal:
+    if not found:
         return
-    names = list(dict.fromkeys(job.task.name for jobs in fatal.values() for job in jobs))
+    show_refusals(found)
+    fatal = [jobs for (what, _), jobs in found.items() if not (elsewhere and what in OF_THE_MACHINE)]
+    if not fatal:
+        warn(f"refused here for {', '.join(sorted({what for what, _ in found}))}; tasks run elsewhere and go on")
+        return
+    names = list(dict.fromkeys(job.task.name for jobs in fatal for job in jobs))
     raise InputError(
         f"expected a plan whose every task can run, found {counted(len(names), 'task')} refused (the table above); "
         f"correct them, or leave them out: --skip {' '.join(names)}"
@@ -142,25 +144,24 @@ def _engine(args: argparse.Namespace, output: Path) -> Executor | None:
         raise InputError(f"expected --slurm or --on {on}, found both; leave one out")
     options = _sbatch_options(args, on)
     apart = [name for name, asked in (("--shard", args.shard is not None), ("--export", args.export)) if asked]
-    if on != "local" and apart:
-        raise InputError(f"expected {apart[0]} for processes of this machine, found it with --on {on}; leave one out")
     if len(apart) > 1:
         raise InputError("expected --export, which numbers its shards, or --shard, found both; leave one out")
-    if on == "local" and args.cancel:
+    if on != "local":
+        if apart:
+            raise InputError(
+                f"expected {apart[0]} for processes of this machine, found it with --on {on}; leave it out"
+            )
+        engine: Executor = executor_class(on)(Setup(output, on.partition(":")[2], options, args.jobs))
+        return engine
+    if args.cancel:
         raise InputError("expected --cancel with --on ENGINE, found it without; Ctrl-C ends a suite on this machine")
-    if on == "local":
-        return None
-    engine: Executor = executor_class(on)(Setup(output, on.partition(":")[2], options, args.jobs))
-    return engine
+    return None
 
 
 def _export(args: argparse.Namespace, output: Path, place: Path, jobs: Sequence[Job], gpus: int) -> None:
     """Write the script or manifest of --export."""
-    words, skip = [], False
-    for word in sys.argv[1:]:
-        if not skip and not word.startswith(("--export", "--jobs")):
-            words.append(word)
-        skip = word in ("--export", "--jobs")
+    words = [word for before, word in itertools.pairwise(sys.argv)
+             if not word.startswith(("--export", "--jobs")) and before not in ("--export", "--jobs")]  # fmt: skip
     count = _shards(args, jobs)
     suffix, how = KINDS[args.export]
     path = output / f"shards{suffix}"
@@ -247,30 +248,20 @@ def _weights_from_root(name: str) -> str:
     return name if name in NO_FILES or is_hub_name(name) or is_made(name) else str(_from_root(name))
 
 
-def _gpus(engine: Executor | None) -> int:
-    """GPUs of a node of the engine, or of this machine."""
-    if engine is not None:
-        return engine.gpus()
-    import torch
-
-    return torch.cuda.device_count()
-
-
 def _sbatch_options(args: argparse.Namespace, on: str) -> dict[str, str]:
     """The options of --sbatch by key; InputError without --slurm, or for a malformed, reserved or repeated key."""
     if args.sbatch and on != "slurm":
         raise InputError(f"expected --sbatch together with --slurm, found {args.sbatch[0]!r} without it; add --slurm")
     options: dict[str, str] = {}
     for word in args.sbatch:
-        key, _, value = word.partition("=")
-        key = key.lstrip("-")
-        if not re.fullmatch(r"[a-z][a-z-]*", key) or not value.strip() or not value.isprintable():
+        found = re.fullmatch(r"-*([a-z][a-z-]*)=(.*\S.*)", word)
+        if found is None or not word.isprintable():
             raise InputError(f"expected --sbatch KEY=VALUE, found {word!r}; for example partition=gpu")
-        if key in OURS:
+        if found[1] in OURS:
             raise InputError(f"expected --sbatch of other options than {', '.join(OURS)}, found {word!r}; leave it out")
-        if key in options:
-            raise InputError(f"expected each option of --sbatch once, found {key} twice; take one out")
-        options[key] = value
+        if found[1] in options:
+            raise InputError(f"expected each option of --sbatch once, found {found[1]} twice; take one out")
+        options[found[1]] = found[2]
     return options
 
 
@@ -278,9 +269,9 @@ def _show_seeds(args: argparse.Namespace) -> None:
     """Print how many seeds find a difference of --detect points in 80 % of cases, where scores spread by --sigma."""
     from momentum_transfer.verdicts.power import detectable, trials_needed
 
-    if args.detect is None or args.sigma is None:
-        missing = "--detect" if args.detect is None else "--sigma"
-        raise InputError(f"expected --plan with --detect POINTS and --sigma POINTS, found no {missing}")
+    asked = {"--plan": args.plan or None, "--detect": args.detect, "--sigma": args.sigma}
+    if missing := [name for name, value in asked.items() if value is None]:
+        raise InputError(f"expected --plan with --detect POINTS and --sigma POINTS, found no {missing[0]}; add it")
     needed = [trials_needed(args.detect, args.sigma, paired) or "more than 100000" for paired in (False, True)]
     say(f"to show a difference of {args.detect:g} points in 80 % of cases (two-sided 5 %) where scores spread by "
         f"{args.sigma:g} over seeds: {needed[0]} seeds of each checkpoint, compared by Welch's t; or {needed[1]} "

@@ -49,24 +49,15 @@ def main(args: argparse.Namespace) -> None:
 def show(tasks: Sequence[Standing], *, everything: bool) -> None:
     ordered = sorted(tasks, key=lambda one: _ORDER.index(one.state))
     rows = ordered if everything else ordered[:ROWS]
-    table(
-        "tasks",
-        ["task", "state", "progress", "spent", "left", "last line"],
-        [
-            [one.planned.title, one.state, _percent(one.fraction), _time(one.seconds), _time(one.left), one.note[:80]]
-            for one in rows
-        ],
-    )
+    cells = [[one.planned.title, one.state, "" if math.isnan(one.fraction) else f"{one.fraction:.0%}",
+              _time(one.seconds), _time(one.left), one.note[:80]] for one in rows]  # fmt: skip
+    table("tasks", ["task", "state", "progress", "spent", "left", "last line"], cells)
     if len(rows) < len(tasks):
         say(f"… and {len(tasks) - len(rows)} more tasks: --all shows them")
     counts = collections.Counter(one.state for one in tasks)
     used = sum(one.gpu_hours for one in tasks)
     parts = [f"{counts[state]} {state}" for state in _ORDER if counts[state]]
     say(f"{len(tasks)} tasks: {', '.join(parts)}; {used:.2f} GPU hours used")
-
-
-def _percent(fraction: float) -> str:
-    return "" if math.isnan(fraction) else f"{fraction:.0%}"
 
 
 def _time(seconds: float) -> str:
@@ -84,13 +75,8 @@ def parser() -> argparse.ArgumentParser:
     add("folder", help="the output folder of an evaluate command")
     add("--once", action="store_true", help="show it once, on a terminal too")
     add("--all", action="store_true", help=f"all tasks, where there are more than {ROWS}")
-    add(
-        "--every",
-        type=number_in(0.5, 86400, "seconds from 0.5"),
-        default=5.0,
-        metavar="SECONDS",
-        help="between two looks (default: 5)",
-    )
+    add("--every", type=number_in(0.5, 86400, "seconds from 0.5"), default=5.0, metavar="SECONDS",
+        help="between two looks (default: 5)")  # fmt: skip
     return parser
 
 

@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -34,8 +34,10 @@ from momentum_transfer.core.log import say, silent, table
 from momentum_transfer.core.shipped import CONFIGS, started, workplace
 from momentum_transfer.suites.study_entry import Study
 from momentum_transfer.suites.suite import Suite, load_suite
-from momentum_transfer.suites.sweep import describe
 from momentum_transfer.suites.task import PRETRAIN, Job
+
+if TYPE_CHECKING:
+    from momentum_transfer.report.study_page import Scores
 
 _PREFIX = "study_"
 
@@ -56,7 +58,10 @@ def main(args: argparse.Namespace) -> None:
         verify(suite, args.verify, next(place for place in places if not place.exists()), args.jobs)
         return
     if args.pack:
-        pack_records(suite, output)
+        from momentum_transfer.report.study_records import pack
+
+        size = pack(_study(suite), _scores(suite, output), output, _archive(suite))
+        say(f"wrote {_archive(suite)}, {size / 1e6:.2f} MB")
         return
     code = 0
     if not args.table:
@@ -96,9 +101,9 @@ def answer(suite: Suite, output: Path, ships: bool = False) -> None:
     from momentum_transfer.report.plots import standalone
 
     study, scores = _study(suite), _scores(suite, output, ships)
-    results = page.answers(study, *scores)
-    said = page.notes(study, *scores) + ([page.in_short(study, results)] if results else [])
-    figures = [page.line_figure(lines, *scores[:2]) for lines in study.lines]
+    results = page.answers(study, scores)
+    said = page.notes(study, scores) + ([page.in_short(study, results)] if results else [])
+    figures = [page.line_figure(lines, scores) for lines in study.lines]
     figures.append(page.difference_figure(results, study.claim))
     for number, figure in enumerate(figures, start=1):
         if figure.svg:
@@ -112,26 +117,16 @@ def answer(suite: Suite, output: Path, ships: bool = False) -> None:
     say(f"first minus second; wrote study.md and plot_1.svg … to {output}")
 
 
-def pack_records(suite: Suite, output: Path) -> None:
-    """Write the archive of the scores in ``output`` that ships."""
-    from momentum_transfer.report.study_page import Scores
-    from momentum_transfer.report.study_records import pack, shipped
-
-    target = shipped(_short(suite))
-    size = pack(_study(suite), Scores(*_scores(suite, output)), output, target)
-    say(f"wrote {target}, {size / 1e6:.2f} MB")
-
-
 def verify(suite: Suite, count: int, output: Path, jobs: int) -> None:
     """Run ``count`` random cells of the shipped scores again; exit code 1 if a score does not agree."""
     from momentum_transfer.core.records import read
-    from momentum_transfer.report.study_records import RESULTS, agreement, same_machine, shipped, unpack
+    from momentum_transfer.report.study_records import RESULTS, agreement, same_machine, unpack
     from momentum_transfer.suites.attempt import alone
     from momentum_transfer.suites.local import run_local
     from momentum_transfer.suites.planning import plan
 
     with tempfile.TemporaryDirectory() as folder:
-        unpack(shipped(_short(suite)), Path(folder))
+        unpack(_archive(suite), Path(folder))
         before = read(Path(folder) / RESULTS)[0]
         scored = {str(one["checkpoint"]["name"]) for one in before}
         wanted = cells(plan(suite, list(suite.weights), output), scored, count)
@@ -141,10 +136,9 @@ def verify(suite: Suite, count: int, output: Path, jobs: int) -> None:
             raise InputError(f"expected every cell to run, found one that failed; see the logs in {output}")
         again = read(output / RESULTS)[0]
         same = same_machine(Path(folder), again)
-        rows = agreement(before, again, describe(suite.sweep) if suite.sweep else {}, same)
+        rows = agreement(before, again, suite.runs(), same)
     machine = "same versions and CPU kind: bits must be equal" if same else "other versions or CPU: within seeds' noise"
-    cells_ = [[a, b, f"{c!r}", f"{d!r}", e] for a, b, c, d, e, _ in rows]
-    table(machine, ["cell", "measure", "shipped", "again", "agrees"], cells_)
+    table(machine, ["cell", "measure", "shipped", "again", "agrees"], [list(map(str, row[:-1])) for row in rows])
     if not rows or not all(row[-1] for row in rows):
         raise SystemExit(1)
 
@@ -171,23 +165,26 @@ def _study(suite: Suite) -> Study:
     return suite.study
 
 
-def _short(suite: Suite) -> str:
-    return suite.name.removeprefix(_PREFIX)
+def _archive(suite: Suite) -> Path:
+    from momentum_transfer.report import study_records
+
+    return study_records.shipped(suite.name.removeprefix(_PREFIX))
 
 
-def _scores(suite: Suite, output: Path, ships: bool = False) -> tuple[list[dict[str, Any]], dict[str, Any], list[Any]]:
-    """Records, runs and curves in ``output``; where there are none and it ``ships``, of the archive."""
+def _scores(suite: Suite, output: Path, ships: bool = False) -> "Scores":
+    """The scores in ``output``; where there are none and it ``ships``, of the archive."""
     from momentum_transfer.report.read_inputs import read_records
-    from momentum_transfer.report.study_records import RESULTS, curves_of, shipped, unpack
+    from momentum_transfer.report.study_page import Scores
+    from momentum_transfer.report.study_records import RESULTS, curves_of, unpack
 
-    if ships and not (output / RESULTS).is_file() and shipped(_short(suite)).is_file():
-        say(f"of the scores that ship: {shipped(_short(suite))}")
+    if ships and not (output / RESULTS).is_file() and _archive(suite).is_file():
+        say(f"of the scores that ship: {_archive(suite)}")
         output = output / "shipped"
-        unpack(shipped(_short(suite)), output)
+        unpack(_archive(suite), output)
     records, problems = read_records([output / RESULTS])
     for problem in problems:
         say(problem)
-    return records, describe(suite.sweep) if suite.sweep else {}, curves_of(output)
+    return Scores(records, suite.runs(), curves_of(output))
 
 
 def parser() -> argparse.ArgumentParser:

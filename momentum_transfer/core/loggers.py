@@ -26,10 +26,19 @@ from momentum_transfer.core.log import warn
 from momentum_transfer.core.settings import flat
 from momentum_transfer.core.untrusted import read_mapping
 
-#: Environment variable that switches Weights & Biases on.
-_PROJECT = "WANDB_PROJECT"
-#: Holds the identifier of the W&B run, so that a resumed training continues it.
-_RUN = "wandb_run.txt"
+#: Environment variables that switch Weights & Biases and MLflow on; the suite's MLflow run, whose children tasks are.
+_PROJECT, _STORE, _PARENT = "WANDB_PROJECT", "MLFLOW_TRACKING_URI", "MOMENTUM_TRANSFER_MLFLOW_PARENT"
+_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
+#: Those by which a task on another machine is a child of the suite's run.
+OF_THE_SUITE = (_STORE, _PARENT, _EXPERIMENT)
+#: Hold the identifiers of a folder's runs, so that a resumed training continues them.
+_WANDB_RUN, _MLFLOW_RUN = "wandb_run.txt", "mlflow_run.txt"
+#: What MLflow's names of metrics may not hold.
+_OUTSIDE_NAMES = re.compile(r"[^\w\-. :/]", re.ASCII)
+
+
+def _known_run(file: Path, first_step: int) -> str | None:
+    return file.read_text(encoding="utf-8").strip() if first_step and file.is_file() else None
 
 
 class _TensorBoard:
@@ -49,8 +58,7 @@ class _TensorBoard:
 class _WeightsAndBiases:
     def __init__(self, folder: Path, first_step: int) -> None:
         wandb = extra("wandb", f"{_PROJECT} is set")
-        kept = folder / _RUN
-        known = kept.read_text(encoding="utf-8").strip() if first_step and kept.is_file() else None
+        known = _known_run(folder / _WANDB_RUN, first_step)
         try:
             self._run = wandb.init(
                 project=os.environ[_PROJECT], name=os.environ.get("WANDB_NAME", folder.resolve().name), dir=str(folder),
@@ -64,24 +72,13 @@ class _WeightsAndBiases:
         # A separate axis: W&B's own step may only grow, and a resumed training repeats steps.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
-        write_text(kept, f"{self._run.id}\n")
+        write_text(folder / _WANDB_RUN, f"{self._run.id}\n")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({"step": step, **metrics})
 
     def close(self, *, failed: bool = False) -> None:
         self._run.finish()
-
-
-#: Environment variables: MLflow's store, which switches it on; and the suite's run, whose children the tasks' runs are.
-_STORE, _PARENT = "MLFLOW_TRACKING_URI", "MOMENTUM_TRANSFER_MLFLOW_PARENT"
-_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
-#: Those by which a task on another machine is a child of the suite's run.
-OF_THE_SUITE = (_STORE, _PARENT, _EXPERIMENT)
-#: Holds the identifier of a folder's MLflow run.
-_MLFLOW_RUN = "mlflow_run.txt"
-#: What MLflow's names of metrics may not hold.
-_OUTSIDE_NAMES = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 
 class _MLflow:
@@ -94,8 +91,8 @@ class _MLflow:
         kept = folder / _MLFLOW_RUN
         try:
             self.client = mlflow.MlflowClient()
-            if first_step and kept.is_file():
-                self.id = kept.read_text(encoding="utf-8").strip()
+            if known := _known_run(kept, first_step):
+                self.id = known
                 self.client.update_run(self.id, status="RUNNING")
             else:
                 self.id = self._begin()
@@ -198,8 +195,8 @@ def _settings(folder: Path) -> dict[str, Any]:
         return {}
 
 
+#: Receives metrics by ``write(step, metrics)``; ``close()`` writes what is left, of a ``failed`` run too.
 Logger = _TensorBoard | _WeightsAndBiases | _MLflow
-"""Receives metrics by ``write(step, metrics)``; ``close()`` writes what is left, of a ``failed`` run too."""
 
 
 def open_loggers(folder: str | Path, first_step: int = 0) -> list[Logger]:

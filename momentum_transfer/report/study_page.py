@@ -7,13 +7,13 @@ verdict before all its seeds ran, nor where a check of the study takes too many 
 
 import re
 import statistics
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.aggregate import DESCRIPTIVE, Record, aggregate, checkpoint_of, time_of, trial_of
-from momentum_transfer.report.differences import RESAMPLES, Comparisons
+from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.figures import Plot
 from momentum_transfer.report.plots import Gain, gain_plot
 from momentum_transfer.report.read_inputs import Curve
@@ -68,55 +68,57 @@ class Scores:
     curves: Sequence[Curve] = ()
 
     def by_key(self, selection: Selection, where: str) -> dict[Hashable, list[Record]]:
-        """The selection's records by what pairs them; InputError if it means several scores at once."""
-        return _selected(self.records, self.runs, selection, where)
+        """The selection's records by what pairs them, the newest of each trial; InputError if it means several."""
+        task, metric = selection["y"].split()
+        chosen: dict[Hashable, dict[int, Record]] = {}
+        kinds: dict[Hashable, str] = {}
+        for record in self.records:
+            name = checkpoint_of(record)
+            if (record["task"], record["metric"]) != (task, metric) or record["value"] is None:
+                continue
+            if (key := _key(record, name, self.runs, selection)) is None:
+                continue
+            kind = " ".join(
+                [name, *(str(record.get(word) or "") for word in ("protocol", "dataset", "network"))]
+            ).strip()
+            if kinds.setdefault(key, kind) != kind:
+                raise InputError(f"expected one score a seed or trial for {where}, found {kinds[key]} and {kind}; say "
+                                 "more in the selection: protocol, network, checkpoint, a setting")  # fmt: skip
+            trials, trial = chosen.setdefault(key, {}), trial_of(record)
+            trials[trial] = max(record, trials.get(trial, record), key=time_of)
+        return {key: list(trials.values()) for key, trials in sorted(chosen.items(), key=lambda item: str(item[0]))}
 
     def values(self, selection: Selection, where: str) -> dict[Hashable, float]:
         """The selection's means by what pairs them."""
         return {key: _mean(same) for key, same in self.by_key(selection, where).items()}
 
-    def checked(self, study: Study) -> list[Checked]:
-        """The study's checks."""
-        names = dict.fromkeys(checkpoint_of(record) for record in self.records)
-        return checked(study, [name for name in names if name in self.runs], self.curves, self.values)
-
-    def without(self, failed: Collection[str]) -> "Scores":
-        """The scores of the other runs."""
-        return Scores([one for one in self.records if checkpoint_of(one) not in failed], self.runs, self.curves)
+    def checked(self, study: Study) -> tuple[list[Checked], "Scores"]:
+        """The study's checks, and the scores of the runs that they leave."""
+        names = dict.fromkeys(name for name in map(checkpoint_of, self.records) if name in self.runs)
+        checks = checked(study, list(names), self.curves, self.values)
+        failed = {name for one in checks for name in one.failed}
+        return checks, replace(self, records=[one for one in self.records if checkpoint_of(one) not in failed])
 
 
-def answers(
-    study: Study, records: Sequence[Record], runs: Mapping[str, Any], curves: Sequence[Curve] = (),
-    resamples: int = RESAMPLES,
-) -> list[Answer]:  # fmt: skip
-    """Every comparison of the study; arguments as of ``Scores``. InputError if a selection means several scores."""
-    scores, checks, left = _checked(study, records, runs, curves)
+def answers(study: Study, scores: Scores) -> list[Answer]:
+    """Every comparison of the study; InputError if a selection means several scores."""
+    checks, left = scores.checked(study)
     primaries = study.primaries()
-    found = [_answer(asked, left, resamples) for asked in study.compare]
+    found = [_answer(asked, left) for asked in study.compare]
     why = {n: _unready(study, one, scores, checks) for n, one in enumerate(found) if one.asked in primaries}
     tested = {n: found[n].found for n, reason in why.items() if not reason and found[n].found is not None}
     if study.seeds:  # a primary that is still to come, or stopped, stays in the correction
         tested |= {n: Comparison(0.0, (0, 0), p=1.0) for n in why if n not in tested}
-    margins = {place: found[place].asked.margin for place in tested}
-    words = verdicts(tested, {place: margin for place, margin in margins.items() if margin is not None})
-    return [
-        replace(one, word=words[n][0], p=words[n][1]) if n in words and not why[n] else _untested(one, why.get(n))
-        for n, one in enumerate(found)
-    ]
-
-
-def _checked(study: Study, *given: Any) -> tuple[Scores, list[Checked], Scores]:
-    """All scores, the checks, and the scores of the runs that they leave."""
-    scores = Scores(*given)
-    checks = scores.checked(study)
-    return scores, checks, scores.without([name for one in checks for name in one.failed])
-
-
-def _untested(one: Answer, why: str | None) -> Answer:
-    """An answer without a test; ``why``: of a primary, else None."""
-    if why is None:
-        return replace(one, word="descriptive") if one.found is not None else one
-    return replace(one, word=why or one.word)
+    margins = {n: margin for n in tested if (margin := found[n].asked.margin) is not None}
+    words = verdicts(tested, margins)
+    for n, one in enumerate(found):
+        if n in words and not why[n]:
+            found[n] = replace(one, word=words[n][0], p=words[n][1])
+        elif n in why:
+            found[n] = replace(one, word=why[n] or one.word)
+        elif one.found is not None:
+            found[n] = replace(one, word="descriptive")
+    return found
 
 
 def _unready(study: Study, one: Answer, scores: Scores, checks: Sequence[Checked]) -> str:
@@ -131,15 +133,15 @@ def _unready(study: Study, one: Answer, scores: Scores, checks: Sequence[Checked
     return f"stopped: {', '.join(short)} ({left} of {study.seeds} pairs left)" if short else ""
 
 
-def notes(study: Study, records: Sequence[Record], runs: Mapping[str, Any], curves: Sequence[Curve] = ()) -> list[str]:
-    """What was checked, and the slopes, a line each; arguments as of ``Scores``."""
-    _, checks, left = _checked(study, records, runs, curves)
+def notes(study: Study, scores: Scores) -> list[str]:
+    """What was checked, and the slopes, a line each."""
+    checks, left = scores.checked(study)
     orders = (line for one in study.orders for line in order(one, left.values))
     return [*(f"Check: {one.text}." for one in checks), *(f"{trend(one, left.values)}." for one in study.trends),
             *(f"{line}." for line in orders)]  # fmt: skip
 
 
-def _answer(asked: Difference, scores: Scores, resamples: int) -> Answer:
+def _answer(asked: Difference, scores: Scores) -> Answer:
     first, second = (scores.by_key(side, f"comparison {asked.name}") for side in asked.sides())
     means = [{key: _mean(same) for key, same in side.items()} for side in (first, second)]
     names = [{str(record["checkpoint"].get("name")) for same in side.values() for record in same}
@@ -153,7 +155,7 @@ def _answer(asked: Difference, scores: Scores, resamples: int) -> Answer:
              for place, key in enumerate(keys) if key in side]  # fmt: skip
     whole = all(len(same) == 1 and "items" in same[0] for _, _, same in sides)
     results = aggregate([_relabelled(*side, whole) for side in sides])
-    return replace(answer, found=Comparisons(results, resamples).of(next(iter(results.cells)), "first", "second"))
+    return replace(answer, found=Comparisons(results).of(next(iter(results.cells)), "first", "second"))
 
 
 def _mean(same: Sequence[Record]) -> float:
@@ -165,30 +167,6 @@ def _relabelled(name: str, place: int, same: Sequence[Record], whole: bool) -> d
     record = {"task": "study", "metric": same[0]["metric"] if whole else "value", "value": _mean(same), "trial": place,
               "seed": place, "checkpoint": {"name": name, "sha256": ""}}  # fmt: skip
     return {**record, "items": same[0]["items"]} if whole else record
-
-
-def _selected(
-    records: Sequence[Record], runs: Mapping[str, Any], selection: Selection, where: str
-) -> dict[Hashable, list[Record]]:
-    """The selection's records by what pairs them, the newest of each trial."""
-    task, metric = selection["y"].split()
-    chosen: dict[Hashable, dict[int, Record]] = {}
-    kinds: dict[Hashable, tuple[str, ...]] = {}
-    for record in records:
-        name = checkpoint_of(record)
-        if (record["task"], record["metric"]) != (task, metric) or record["value"] is None:
-            continue
-        if (key := _key(record, name, runs, selection)) is None:
-            continue
-        kind = (name, *(str(record.get(word) or "") for word in ("protocol", "dataset", "network")))
-        if kinds.setdefault(key, kind) != kind:
-            raise InputError(
-                f"expected one score a seed or trial for {where}, found {' '.join(filter(None, kinds[key]))} and "
-                f"{' '.join(filter(None, kind))}; say more in the selection: protocol, network, checkpoint, a setting"
-            )
-        trials, trial = chosen.setdefault(key, {}), trial_of(record)
-        trials[trial] = max(record, trials.get(trial, record), key=time_of)
-    return {key: list(trials.values()) for key, trials in sorted(chosen.items(), key=lambda item: str(item[0]))}
 
 
 def _key(record: Record, name: str, runs: Mapping[str, Any], selection: Selection) -> Hashable | None:
@@ -254,14 +232,13 @@ def difference_figure(found: Sequence[Answer], title: str) -> Plot:
     return Plot(title, caption, gain_plot(rows, {"difference": 0}))
 
 
-def line_figure(lines: Lines, records: Sequence[Record], runs: Mapping[str, Any]) -> Plot:
+def line_figure(lines: Lines, scores: Scores) -> Plot:
     """One plot of ``study.lines``; points without scores are left out."""
     points: dict[str, list[Point]] = {}
     for label in lines.of:
         for x in lines.x:
-            side = _selected(records, runs, lines.at(label, x), f"plot {lines.title}")
-            if values := [_mean(same) for same in side.values()]:
-                points.setdefault(label, []).append(Point.of([float(x)], values))
+            if values := scores.values(lines.at(label, x), f"plot {lines.title}"):
+                points.setdefault(label, []).append(Point.of([float(x)], list(values.values())))
     if not points:
         return Plot(lines.title, "Not drawn: there are no scores yet.", "")
     caption = f"{lines.label} over {lines.axis}; bands are ±1 standard deviation over seeds."

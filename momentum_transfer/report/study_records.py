@@ -9,7 +9,7 @@ import platform
 import statistics
 import tarfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +21,7 @@ from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.report.aggregate import Record, checkpoint_of, trial_of
 from momentum_transfer.report.read_inputs import Curve, read_runs
 from momentum_transfer.report.study_page import Scores
-from momentum_transfer.suites.study_entry import Selection, Study
+from momentum_transfer.suites.study_entry import Study
 
 RESULTS, _MACHINE, PRETRAINED = "results.jsonl", "machine.json", "pretrained"
 #: A value that a run of today gives may differ by this many standard deviations over seeds on another machine.
@@ -40,7 +40,7 @@ def curves_of(output: Path) -> list[Curve]:
 
 def pack(study: Study, scores: Scores, output: Path, target: Path) -> int:
     """Write what the study reads in ``output`` to the archive ``target``; returns its bytes."""
-    asked = {tuple(side["y"].split()) for side in selections(study)}
+    asked = {tuple(side["y"].split()) for _, side in study.selections()}
     used = [record for record in scores.records if (record["task"], record["metric"]) in asked]
     if not used:
         raise InputError(f"expected records that the study asks for in {output}, found none; run it first")
@@ -54,14 +54,15 @@ def pack(study: Study, scores: Scores, output: Path, target: Path) -> int:
         if _items_of(line) not in files:
             line.pop("items", None)
     machine = {"cpu": cpu_kind(), "versions": used[0].get("versions", {})}
-    with TemporaryDirectory() as made:
-        folder = Path(made)
+    with TemporaryDirectory() as temporary_folder:
+        folder = Path(temporary_folder)
         write_text(folder / RESULTS, "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
         write_text(folder / _MACHINE, json.dumps(machine, indent=1, sort_keys=True) + "\n")
         _write_curves(study, scores.curves, folder)
         with atomic_path(target) as temporary, tarfile.open(temporary, "w:xz", preset=9) as archive:
-            for base, names in ((folder, _files(folder)), (output, sorted(files))):
-                for name in names:
+            made = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+            for base, names in ((folder, made), (output, files)):
+                for name in sorted(names):
                     archive.add(base / name, name, filter=_plain)
     return target.stat().st_size
 
@@ -77,10 +78,6 @@ def _items_of(record: Mapping[str, Any]) -> str:
     return str(record["items"].get("file", "")) if isinstance(record.get("items"), dict) else ""
 
 
-def _files(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-
-
 def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
     """The same bytes whoever packs, and whenever."""
     info.mtime, info.uid, info.gid, info.uname, info.gname, info.mode = 0, 0, 0, "", "", 0o644
@@ -88,28 +85,13 @@ def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _write_curves(study: Study, curves: Sequence[Curve], folder: Path) -> None:
-    wanted = {check.curve for check in study.checks if check.curve}
+    wanted = {check.curve for check in study.checks}
     for curve in (curve for curve in curves if curve.key in wanted):
-        pairs = zip(curve.steps, curve.values, strict=True)
-        lines = [json.dumps({"step": step, curve.key: value}) for step, value in pairs]
         file = folder / PRETRAINED / curve.run / "metrics.jsonl"
-        before = file.read_text(encoding="utf-8") if file.is_file() else ""
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, before + "\n".join(lines) + "\n")
-
-
-def selections(study: Study) -> Iterator[Selection]:
-    """Every selection of scores that a study makes."""
-    for difference in study.compare:
-        yield from difference.sides()
-    for trend in study.trends:
-        yield from (side for x in trend.x for side in trend.at(x))
-    for check in study.checks:
-        yield from check.sides()
-    for order in study.orders:
-        yield from order.sides()
-    for lines in study.lines:
-        yield from (lines.at(label, x) for label in lines.of for x in lines.x)
+        with open(file, "a", encoding="utf-8") as stream:
+            for step, value in zip(curve.steps, curve.values, strict=True):
+                stream.write(json.dumps({"step": step, curve.key: value}) + "\n")
 
 
 def unpack(archive: Path, folder: Path) -> None:

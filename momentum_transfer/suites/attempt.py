@@ -283,7 +283,8 @@ class Attempt:
     def _join(self, node: int, lock: int) -> None:
         """Take part as a further node until the job's folder holds an end; the output is in ``log.NODE.txt``.
 
-        A process that ends while node 0 still runs joins its next attempt, at another rendezvous.
+        A process that ends while node 0 still runs joins its next attempt, at another rendezvous; so does one whose
+        rendezvous is that of a node 0 that was lost.
         """
         joined = ""
         log = self.job.log.with_suffix(f".{node}{self.job.log.suffix}")
@@ -298,7 +299,7 @@ class Attempt:
                     continue
                 joined = rendezvous
                 command = full_command(self.job, self.gpus, node, rendezvous)
-                self._wait(_process(command, log, {"PYTHONUNBUFFERED": "1"}, (lock,)))
+                self._wait(_process(command, log, {"PYTHONUNBUFFERED": "1"}, (lock,)), rendezvous)
         sys.exit(128 + signal.SIGTERM)
 
     @contextlib.contextmanager
@@ -311,14 +312,17 @@ class Attempt:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        """The exit code of the task's process, once it has ended."""
+    def _wait(self, process: subprocess.Popen[bytes], rendezvous: str = "") -> int:
+        """The exit code of the task's process, once it has ended; it is ended where node 0 is at another rendezvous."""
         self._process = process.pid
         if self._stopped:  # while it was being started
             self._stop()
         # Not wait(): its lock is held while it waits, and the handlers look at the process too.
         while (code := process.poll()) is None:
-            time.sleep(0.1)
+            time.sleep(1.0 if rendezvous else 0.1)
+            if rendezvous and self.job.state().get("rendezvous", rendezvous) != rendezvous:
+                process.terminate()
+                rendezvous = ""
         self._process = 0
         return code
 

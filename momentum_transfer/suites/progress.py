@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import write_text
 from momentum_transfer.core.run_lock import silence, time_there
@@ -27,14 +29,16 @@ _READERS = 16  # threads: shared file systems answer late, but many questions at
 _COUNT = re.compile(r"^(?P<what>.*?): (?P<done>\d{1,15})/(?P<total>\d{1,15}) in (?P<seconds>\d{1,15}) s")
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A task of a plan, the titles of those that it needs, and the GPU hours that were expected."""
+class Planned(msgspec.Struct, frozen=True):
+    """A task of a plan, the titles of those that it needs, and the GPU hours that were expected.
+
+    ``folder`` as seen from that of the plan.
+    """
 
     title: str
     weights: str
     task: str
-    folder: Path
+    folder: str
     needs: tuple[str, ...]
     key: str
     gpu_hours: float
@@ -64,11 +68,12 @@ def write_plan(output: Path, jobs: Sequence[Job], expected: Mapping[str, Expecte
     before: dict[tuple[str, str], Planned] = {}
     with contextlib.suppress(InputError):
         before = {(one.title, one.key): one for one in read_plan(output)}
-    costs = {job.title: before.get((job.title, job.key), expected[job.title]) for job in jobs}
-    tasks = [{"title": job.title, "weights": job.weights, "task": job.task.name, "key": job.key,
-              "folder": os.path.relpath(job.folder, output), "needs": [need.title for need in job.needs],
-              "gpu_hours": costs[job.title].gpu_hours, "source": costs[job.title].source} for job in jobs]  # fmt: skip
-    write_text(output / PLAN, json.dumps({"tasks": tasks}, indent=0) + "\n")
+    tasks = [
+        Planned(job.title, job.weights, job.task.name, os.path.relpath(job.folder, output),
+                tuple(need.title for need in job.needs), job.key, cost.gpu_hours, cost.source)
+        for job in jobs for cost in [before.get((job.title, job.key), expected[job.title])]
+    ]  # fmt: skip
+    write_text(output / PLAN, json.dumps({"tasks": msgspec.to_builtins(tasks)}, indent=0) + "\n")
 
 
 def read_plan(output: Path) -> list[Planned]:
@@ -78,10 +83,8 @@ def read_plan(output: Path) -> list[Planned]:
         raise InputError(f"expected the folder of a suite, found no {path}; give the --output of an evaluate command")
     content = read_json(path, "the plan of a suite")
     try:
-        return [Planned(str(task["title"]), str(task["weights"]), str(task["task"]), output / task["folder"],
-                        tuple(task["needs"]), str(task["key"]), float(task["gpu_hours"]), str(task["source"]))
-                for task in content["tasks"]]  # fmt: skip
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        return msgspec.convert(content, dict[str, list[Planned]])["tasks"]
+    except (msgspec.ValidationError, KeyError) as error:
         raise InputError(f"expected the plan of a suite in {path}, found {shown(error)}; run evaluate again") from error
 
 
@@ -92,25 +95,25 @@ def standings(output: Path, submitted: dict[str, tuple[str, str]]) -> list[Stand
     """
     plan = read_plan(output)
     with ThreadPoolExecutor(_READERS) as readers:
-        read = list(readers.map(_read, plan))
+        read = list(readers.map(lambda one: _read(output / one.folder, one.key), plan))
     standings: dict[str, Standing] = {}
     for planned, (state, lines) in zip(plan, read, strict=True):
         number, key = submitted.get(planned.title, ("", ""))
         queued = number if key == planned.key else ""
-        standings[planned.title] = _standing(planned, state, lines, standings, queued)
+        standings[planned.title] = _standing(planned, output / planned.folder, state, lines, standings, queued)
     return list(standings.values())
 
 
-def _read(planned: Planned) -> tuple[dict[str, Any], list[str]]:
+def _read(folder: Path, key: str) -> tuple[dict[str, Any], list[str]]:
     """(state, the lines at the end of the log) of a task; both empty where they are of another command."""
-    state = read_state(planned.folder)
-    if state.get("key") != planned.key:
+    state = read_state(folder)
+    if state.get("key") != key:
         return {}, []
-    return state, [] if state.get("exit_code") == 0 else last_lines(planned.folder / LOG)
+    return state, [] if state.get("exit_code") == 0 else last_lines(folder / LOG)
 
 
 def _standing(
-    planned: Planned, state: dict[str, Any], lines: list[str], earlier: dict[str, Standing], queued: str
+    planned: Planned, folder: Path, state: dict[str, Any], lines: list[str], earlier: dict[str, Standing], queued: str
 ) -> Standing:
     seconds, gpus = _number(state.get("seconds")), int(_number(state.get("gpus")))
     if "exit_code" in state:
@@ -118,8 +121,7 @@ def _standing(
             return Standing(planned, "done", seconds, 1.0, 0.0, gpus)
         return Standing(planned, "failed", seconds, gpus=gpus, note=str(state.get("note", "")) or last_word(lines))
     if "began" in state:
-        now = time_there(planned.folder)
-        quiet = silence(planned.folder, planned.folder / JOB_LOCK, planned.folder / LOG)
+        now, quiet = time_there(folder), silence(folder, folder / JOB_LOCK, folder / LOG)
         running = "running" if quiet < SILENCE else "silent"
         seconds += max(0.0, now - _number(state["began"]) - (quiet if running == "silent" else 0.0))
         return Standing(planned, running, seconds, *_fraction(lines), gpus, last_word(lines))

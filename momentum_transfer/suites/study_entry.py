@@ -34,8 +34,8 @@ is above ``least``.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import msgspec
 
@@ -59,7 +59,7 @@ class Difference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     second: dict[str, Any]
     y: str = ""
     expected: str = ""
-    margin: float | None = None
+    margin: Annotated[float, msgspec.Meta(gt=0, lt=1e6)] | None = None
     primary: bool = False
 
     def sides(self) -> tuple[Selection, Selection]:
@@ -88,7 +88,7 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     curve: str = ""
-    step: int = 0
+    step: Annotated[int, msgspec.Meta(ge=0)] = 0
     least: int = 0
     y: str = ""
     first: dict[str, Any] = {}
@@ -110,8 +110,8 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     y: str
-    of: list[str]
-    least: float
+    of: Annotated[list[str], msgspec.Meta(min_length=1)]
+    least: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     protocol: str = ""
     expected: str = ""
 
@@ -134,8 +134,8 @@ class Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One plot: a line a label of ``of``, a point an ``x``; ``axis`` and ``label`` name the axes."""
 
     title: str
-    x: list[float | int]
-    of: dict[str, dict[str, Any]]
+    x: Annotated[list[float | int], msgspec.Meta(min_length=1)]
+    of: Annotated[dict[str, dict[str, Any]], msgspec.Meta(min_length=1)]
     axis: str = ""
     label: str = ""
     log: bool = False
@@ -160,6 +160,16 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The comparisons that are tested; all, where none is marked."""
         return [one for one in self.compare if one.primary] or self.compare
 
+    def selections(self) -> Iterator[tuple[str, Selection]]:
+        """Every selection of scores, behind the name of what makes it."""
+        asking: list[Difference | Check | Order] = [*self.compare, *self.checks, *self.orders]
+        for one in asking:
+            yield from ((one.name, side) for side in one.sides())
+        for trend in self.trends:
+            yield from ((trend.name, side) for x in trend.x for side in trend.at(x))
+        for lines in self.lines:
+            yield from ((lines.title, lines.at(label, x)) for label in lines.of for x in lines.x)
+
 
 def read_study(entry: Any, where: str, settings: Mapping[str, Any]) -> Study:
     """The checked study of a suite; ``settings`` are those that its pretrainings differ in.
@@ -172,52 +182,34 @@ def read_study(entry: Any, where: str, settings: Mapping[str, Any]) -> Study:
     names = [difference.name for difference in study.compare]
     if len(set(names)) < len(names):
         raise InputError(f"{where}: expected comparisons of different names, found {shown(names)}; rename one")
-    for difference in study.compare:
-        if difference.margin is not None and not 0 < difference.margin < math.inf:
-            raise InputError(f"{where}, {difference.name}: expected a margin above 0 points, found {difference.margin}")
-        _check(difference.sides(), f"{where}, {difference.name}", settings)
-        _check_primary(difference, study, f"{where}, {difference.name}")
+    for one in (one for one in study.compare if one.primary):
+        if one.expected not in DIRECTIONS or one.margin is None or study.seeds < 2:
+            raise InputError(f"{where}, {one.name}: expected a primary comparison with expected of "
+                             f"{', '.join(DIRECTIONS)}, a margin, and the seeds of the study, found "
+                             f"{shown(one.expected)}, {one.margin} and {study.seeds}; say it before")  # fmt: skip
     for trend in study.trends:
         if len(set(trend.x)) < 3 or (trend.log and min(trend.x) <= 0):
             raise InputError(f"{where}, {trend.name}: expected three x or more (of log above 0), found {trend.x}")
-        _check(trend.at(trend.x[0]), f"{where}, {trend.name}", settings)
-    for order in study.orders:
-        if not order.of or not 0 < order.least < 1:
-            raise InputError(f"{where}, {order.name}: expected measures under of, and a least τ between 0 and 1")
-        _check(order.sides(), f"{where}, {order.name}", settings)
     for check in study.checks:
-        if bool(check.curve) == bool(check.first) or check.step < 0:
+        if bool(check.curve) == bool(check.first):
             raise InputError(f"{where}, {check.name}: expected either a curve and a step, or first with a y; say one")
         if math.isinf(check.above) and math.isinf(check.below):
             raise InputError(f"{where}, {check.name}: expected above, below or both, found neither; say what must hold")
-        _check(check.sides(), f"{where}, {check.name}", settings)
-    for lines in study.lines:
-        if not lines.x or not lines.of:
-            raise InputError(f"{where}, {lines.title}: expected at least one x and one line under of, found none")
-        _check([lines.at(label, lines.x[0]) for label in lines.of], f"{where}, {lines.title}", settings)
+    for name, selection in study.selections():
+        _check(selection, f"{where}, {name}", settings)
     return study
 
 
-def _check_primary(one: Difference, study: Study, where: str) -> None:
-    if not one.primary:
-        return
-    if one.expected not in DIRECTIONS or one.margin is None or study.seeds < 2:
-        raise InputError(
-            f"{where}: expected a primary comparison with expected of {', '.join(DIRECTIONS)}, a margin, and the seeds "
-            f"of the study, found {shown(one.expected)}, {one.margin} and {study.seeds}; say all before the run"
-        )
-
-
-def _check(selections: Iterable[Selection], where: str, settings: Mapping[str, Any]) -> None:
-    for selection in selections:
-        y = selection.get("y", "")
-        if not isinstance(y, str) or len(y.split()) != 2:
-            raise InputError(f"{where}: expected y as TASK METRIC, such as svm/k=16 top1, found {shown(y)}")
-        for key, value in selection.items():
-            if key in KEYS and not isinstance(value, str):
-                raise InputError(f"{where}: expected {key} as text, found {shown(value)}; put it in quotes")
-            if key not in KEYS and not (is_setting(key) and key in settings):
-                known = ", ".join([*KEYS, *settings])
-                raise InputError(f"{where}: expected keys of {known}, found {shown(key)}; correct it")
-        if selection.get("checkpoint", "").count("*") > 1:
-            raise InputError(f"{where}: expected at most one * in checkpoint, found {shown(selection['checkpoint'])}")
+def _check(selection: Selection, where: str, settings: Mapping[str, Any]) -> None:
+    y = selection.get("y", "")
+    if not isinstance(y, str) or len(y.split()) != 2:
+        raise InputError(f"{where}: expected y as TASK METRIC, such as svm/k=16 top1, found {shown(y)}")
+    for key, value in selection.items():
+        if key in KEYS and not isinstance(value, str):
+            raise InputError(f"{where}: expected {key} as text, found {shown(value)}; put it in quotes")
+        if key not in KEYS and not (is_setting(key) and key in settings):
+            raise InputError(
+                f"{where}: expected keys of {', '.join([*KEYS, *settings])}, found {shown(key)}; correct it"
+            )
+    if selection.get("checkpoint", "").count("*") > 1:
+        raise InputError(f"{where}: expected at most one * in checkpoint, found {shown(selection['checkpoint'])}")

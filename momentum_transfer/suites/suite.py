@@ -35,7 +35,7 @@ from momentum_transfer.core.log import say
 from momentum_transfer.core.shipped import CONFIGS, find_config
 from momentum_transfer.suites.schema import MOST_TASKS, check_name, checked, read_entry
 from momentum_transfer.suites.study_entry import Study, read_study
-from momentum_transfer.suites.sweep import PRESET, PlotRequest, Sweep, describe, read_plots, read_sweep
+from momentum_transfer.suites.sweep import PRESET, PlotRequest, Sweep, read_plots, read_sweep
 from momentum_transfer.suites.task import PLACES, PRETRAIN, Task, check_command, read_task
 
 #: Preset -> place -> words.
@@ -137,10 +137,20 @@ class Suite:
     weights: tuple[str, ...] = ()
     study: Study | None = None
 
+    def runs(self) -> dict[str, dict[str, Any]]:
+        """Checkpoint of a pretraining -> its variant, settings and seed, as plots need them."""
+        if (sweep := self.sweep) is None:
+            return {}
+        return {
+            name: {"variant": run.variant, "settings": dict(settings), "seed": run.seed}
+            for run in sweep.runs()
+            for name, (_, settings) in {run.name: (None, run.settings), **sweep.checkpoints(run, Path())}.items()
+        }
+
     def write_description(self, output: str | Path) -> None:
         """Write ``suite.json`` beside the records: what each pretraining was and which plots the report shows."""
         if self.sweep or self.plots:
-            content = {"runs": describe(self.sweep) if self.sweep else {}, "plots": msgspec.to_builtins(self.plots)}
+            content = {"runs": self.runs(), "plots": msgspec.to_builtins(self.plots)}
             write_text(Path(output) / "suite.json", json.dumps(content, indent=1) + "\n")
 
 

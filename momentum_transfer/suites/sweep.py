@@ -161,15 +161,6 @@ def _whole_part(exports: Mapping[str, float]) -> bool:
     return 0 < every <= last < math.inf and last / every < math.inf and abs(last / every - round(last / every)) < 1e-9
 
 
-def describe(sweep: Sweep) -> dict[str, dict[str, Any]]:
-    """Checkpoint -> its run's variant, settings and seed, as plots need them."""
-    return {
-        name: {"variant": run.variant, "settings": dict(settings), "seed": run.seed}
-        for run in sweep.runs()
-        for name, (_, settings) in {run.name: (None, run.settings), **sweep.checkpoints(run, Path())}.items()
-    }
-
-
 #: Stands for the name of a variant where a setting could stand.
 VARIANT = "variant"
 _SETTING = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)*")

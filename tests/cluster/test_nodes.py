@@ -64,7 +64,7 @@ def test_what_failed_and_what_was_cancelled_is_told_alike(nodes, tmp_path):
         {"name": "long", "command": f"{task} long 600", "cpus": 1},
     ])  # fmt: skip
     waiting = suite.start()
-    suite.wait_for(lambda: "beginning" in suite.log("long"), 120)
+    suite.wait_for(lambda: "beginning" in suite.log("long") and "exit_code" in suite.state("bad"), 120)
     code, said = suite.run("--cancel")
     assert code == 0, said  # while the other call waits
     assert "cancelled: " in said

@@ -226,6 +226,9 @@ def test_a_store_without_the_package_says_which_extra_to_install_and_without_one
 def test_tensorboard_shows_the_figures_of_metrics_jsonl_and_drops_what_a_killed_run_left(tmp_path, monkeypatch):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    # Files of one second and process are sorted by a counter as text, 10 before 9.
+    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    monkeypatch.setattr(writer, "_global_uid", writer.AtomicCounter(0))
     with Metrics(tmp_path) as metrics:
         for step in (1, 2, 3):
             metrics.write(step, {"loss": step / 2})

@@ -8,7 +8,7 @@ from momentum_transfer.core import records as items
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.records import make_record
 from momentum_transfer.report.read_inputs import Curve
-from momentum_transfer.report.study_page import answers, difference_figure, line_figure, notes, table_markdown
+from momentum_transfer.report.study_page import Scores, answers, difference_figure, line_figure, notes, table_markdown
 from momentum_transfer.suites.study_entry import read_study
 from momentum_transfer.verdicts.outcomes import PerItem
 
@@ -47,7 +47,7 @@ def sweep():
 
 def test_variants_of_pretrainings_are_paired_by_seed():
     records, runs = sweep()
-    (answer,) = answers(study_of(between({"variant": "eman"}, {"NORM.TEACHER": "BN"})), records, runs)
+    (answer,) = answers(study_of(between({"variant": "eman"}, {"NORM.TEACHER": "BN"})), Scores(records, runs))
     expected = stats.ttest_rel(A, B)
     low, high = expected.confidence_interval()
     assert (answer.found.low, answer.found.high, answer.p) == pytest.approx((low, high, expected.pvalue))
@@ -61,13 +61,13 @@ def test_trials_of_protocols_are_paired_and_comparisons_corrected_together():
     records += [record("scratch", value + 3, "svm", t, protocol="b") for t, value in enumerate(B)]
     sides = {"protocol": "a"}, {"protocol": "b"}
     second = between({"y": "svm top1", "protocol": "b"}, {"protocol": "b"}, "two")
-    found = answers(study_of(between(*sides), second), records, {})
+    found = answers(study_of(between(*sides), second), Scores(records, {}))
     p = stats.ttest_rel(A, B).pvalue
     assert [answer.word for answer in found] == ["not significant" if max(p, 0) > 0.05 else "better", "better"]
     assert found[0].p == pytest.approx(p)  # the other p is 0, so that Holm leaves this one alone
     records += [record("scratch", value, "fixmatch", t, protocol="b") for t, value in enumerate(A[::-1])]
     third = between({"y": "fixmatch top1", "protocol": "b"}, {"protocol": "b"}, "three")
-    found = answers(study_of(between(*sides), third), records, {})
+    found = answers(study_of(between(*sides), third), Scores(records, {}))
     pvalues = sorted([p, stats.ttest_rel(A[::-1], B).pvalue])
     assert sorted(answer.p for answer in found) == pytest.approx(
         [min(1, 2 * pvalues[0]), max(min(1, 2 * pvalues[0]), pvalues[1])]
@@ -77,7 +77,7 @@ def test_trials_of_protocols_are_paired_and_comparisons_corrected_together():
 def test_a_star_pairs_by_what_it_stands_for_and_a_missing_partner_is_left_out():
     records = [record(f"conv10_s{n}", value) for n, value in enumerate(A)]
     records += [record(f"plain_s{n}", value) for n, value in enumerate(B[:4])]
-    (answer,) = answers(study_of(between({"checkpoint": "conv10_*"}, {"checkpoint": "plain_*"})), records, {})
+    (answer,) = answers(study_of(between({"checkpoint": "conv10_*"}, {"checkpoint": "plain_*"})), Scores(records, {}))
     assert answer.found.paired
     assert answer.found.n == (4, 4)
     assert answer.found.p == pytest.approx(stats.ttest_rel(A[:4], B[:4]).pvalue)
@@ -85,7 +85,7 @@ def test_a_star_pairs_by_what_it_stands_for_and_a_missing_partner_is_left_out():
 
 def test_sides_without_a_common_key_are_compared_by_welch():
     records = [record(f"{name}{n}", v) for name, side in (("a_x", A), ("b_y", B)) for n, v in enumerate(side)]
-    (answer,) = answers(study_of(between({"checkpoint": "a_*"}, {"checkpoint": "b_*"})), records, {})
+    (answer,) = answers(study_of(between({"checkpoint": "a_*"}, {"checkpoint": "b_*"})), Scores(records, {}))
     assert not answer.found.paired
     assert answer.found.p == pytest.approx(stats.ttest_ind(A, B, equal_var=False).pvalue)
 
@@ -100,7 +100,7 @@ def test_test_images_count_where_every_trial_kept_them(tmp_path):
             made = record("scratch", 100 * hits.mean(), trial=trial, protocol=protocol, items=kept)
             made["items"] = {**made["items"], "folder": str(tmp_path)}
             records.append(made)
-    (answer,) = answers(study_of(between({"protocol": "a"}, {"protocol": "b"})), records, {})
+    (answer,) = answers(study_of(between({"protocol": "a"}, {"protocol": "b"})), Scores(records, {}))
     assert (answer.found.items, answer.found.n) == (200, (4, 4))
     assert answer.word == "better"
 
@@ -108,16 +108,16 @@ def test_test_images_count_where_every_trial_kept_them(tmp_path):
 def test_a_selection_of_several_scores_is_refused():
     records = [record("scratch", 1.0, network=network) for network in ("student", "teacher")]
     with pytest.raises(InputError, match=r"one score a seed or trial for comparison one.*student.*teacher"):
-        answers(study_of(between({}, {})), records, {})
+        answers(study_of(between({}, {})), Scores(records, {}))
 
 
 def test_missing_scores_and_single_trials_give_no_verdict():
     records = [record("scratch", 1.0, protocol="a")]
     study = study_of(between({"protocol": "a"}, {"protocol": "b"}))
-    assert answers(study, records, {})[0].word == "no scores yet"
-    assert difference_figure(answers(study, records, {}), "t").svg == ""
+    assert answers(study, Scores(records, {}))[0].word == "no scores yet"
+    assert difference_figure(answers(study, Scores(records, {})), "t").svg == ""
     records.append(record("scratch", 2.0, protocol="b"))
-    (answer,) = answers(study, records, {})
+    (answer,) = answers(study, Scores(records, {}))
     assert (answer.word, answer.p) == ("one trial: no verdict", None)
 
 
@@ -125,33 +125,33 @@ def test_table_and_plots_show_what_was_found():
     records, runs = sweep()
     lines = {"title": "t", "x": [1, 2], "axis": "n", "label": "%", "of": {"eman": {"y": "knn top1", "variant": "eman"}}}
     study = study_of(between({"variant": "eman"}, {"variant": "bn"}), lines=[lines])
-    table = table_markdown(answers(study, records, runs)).splitlines()
+    table = table_markdown(answers(study, Scores(records, runs))).splitlines()
     assert table[0].startswith("| comparison | first | second | difference [95 %] |")
     assert table[2].startswith("| one | 84.8 ± 2.59 (n 5) | 73.8 ± 12.3 (n 5) | +11.0 [")
     assert table[2].endswith("| not significant (17.9 would have been seen) | better |")
     assert table[4] == "Verdicts are about methods, 5 pretrainings."
-    assert difference_figure(answers(study, records, runs), "t").svg.startswith("<svg")
-    assert "n" in line_figure(study.lines[0], records, runs).svg
+    assert difference_figure(answers(study, Scores(records, runs)), "t").svg.startswith("<svg")
+    assert "n" in line_figure(study.lines[0], Scores(records, runs)).svg
 
 
 def test_a_margin_makes_equality_an_answer_and_noise_has_no_better():
     records = [record("scratch", value, "fixmatch", t, protocol="a") for t, value in enumerate(A)]
     records += [record("scratch", v + 0.1 * (-1) ** t, "fixmatch", t, protocol="b") for t, v in enumerate(A)]
     entry = between({"y": "fixmatch top1", "protocol": "a"}, {"y": "fixmatch top1", "protocol": "b"})
-    (found,) = answers(study_of({**entry, "margin": 0.5}), records, {})
+    (found,) = answers(study_of({**entry, "margin": 0.5}), Scores(records, {}))
     assert found.word == "equal within 0.5"
-    assert answers(study_of({**entry, "margin": 0.05}), records, {})[0].word == "not significant"
-    with pytest.raises(InputError, match="expected a margin above 0 points, found -1"):
+    assert answers(study_of({**entry, "margin": 0.05}), Scores(records, {}))[0].word == "not significant"
+    with pytest.raises(InputError, match=r"expected compare\[0\].margin as a number > 0.0, found -1"):
         study_of({**entry, "margin": -1.0})
     noise = [
         {**each, "metric": "target_noise", "value": each["value"] - 50 * (each["protocol"] == "b")} for each in records
     ]
     entry = between({"y": "fixmatch target_noise", "protocol": "a"}, {"y": "fixmatch target_noise", "protocol": "b"})
-    assert "| higher | better |" in table_markdown(answers(study_of(entry), noise, {}))
+    assert "| higher | better |" in table_markdown(answers(study_of(entry), Scores(noise, {})))
     assert "Verdicts are about these checkpoints as they are (1 of 1)." in table_markdown(
-        answers(study_of(entry), noise, {})
+        answers(study_of(entry), Scores(noise, {}))
     )
-    old = answers(study_of({**entry, "expected": "ahead, far"}), noise, {})
+    old = answers(study_of({**entry, "expected": "ahead, far"}), Scores(noise, {}))
     assert table_markdown(old).endswith("quoted as it was committed: ahead is better, behind is worse.\n")
 
 
@@ -169,7 +169,7 @@ def preregistered(**more):
 
 def test_only_primaries_are_tested_and_corrected_and_the_rest_is_descriptive():
     records, runs = sweep()
-    primary, other = answers(preregistered(), records, runs, loss_curves())
+    primary, other = answers(preregistered(), Scores(records, runs, loss_curves()))
     assert primary.p == pytest.approx(stats.ttest_rel(A, B).pvalue)  # as if alone
     assert (other.p, other.word) == (None, "descriptive")
     assert other.found.value == pytest.approx(-primary.found.value)
@@ -177,21 +177,21 @@ def test_only_primaries_are_tested_and_corrected_and_the_rest_is_descriptive():
 
 def test_a_run_that_failed_its_check_is_no_sample_and_too_few_pairs_have_no_verdict():
     records, runs = sweep()
-    one, _ = answers(preregistered(), records, runs, loss_curves(bn_seed3=2.1))
+    one, _ = answers(preregistered(), Scores(records, runs, loss_curves(bn_seed3=2.1)))
     rest = [place for place in range(5) if place != 3]
     assert one.p == pytest.approx(stats.ttest_rel([A[i] for i in rest], [B[i] for i in rest]).pvalue)
-    two, _ = answers(preregistered(), records, runs, loss_curves(bn_seed3=2.1, eman_seed0=1.5))
+    two, _ = answers(preregistered(), Scores(records, runs, loss_curves(bn_seed3=2.1, eman_seed0=1.5)))
     assert (two.p, two.word) == (None, "stopped: left the plateau (3 of 5 pairs left)")
-    (said,) = notes(preregistered(), records, runs, loss_curves(bn_seed3=2.1))
+    (said,) = notes(preregistered(), Scores(records, runs, loss_curves(bn_seed3=2.1)))
     assert said.endswith("9 of 10 runs; no samples: bn_seed3 (2.1).")
-    unknown, _ = answers(preregistered(), records, runs)  # no curve was kept
+    unknown, _ = answers(preregistered(), Scores(records, runs))  # no curve was kept
     assert unknown.word == "stopped: left the plateau (0 of 5 pairs left)"
 
 
 def test_a_primary_has_no_verdict_before_its_seeds_ran():
     records, runs = sweep()
     half = [one for one in records if one["checkpoint"]["name"] != "bn_seed4"]
-    assert answers(preregistered(), half, runs, loss_curves())[0].word == "no verdict: 4 of 5 seeds ran"
+    assert answers(preregistered(), Scores(half, runs, loss_curves()))[0].word == "no verdict: 4 of 5 seeds ran"
 
 
 def test_a_primary_that_is_still_to_come_stays_in_the_correction():
@@ -199,7 +199,7 @@ def test_a_primary_that_is_still_to_come_stays_in_the_correction():
     names = {"variant": "eman"}, {"variant": "bn"}
     told = {"primary": True, "expected": "better", "margin": 2}
     asked = [{**between(*names), **told}, {**between(*names, "two", "svm top1"), **told}]
-    one, two = answers(study_of(*asked, seeds=5), records, runs)
+    one, two = answers(study_of(*asked, seeds=5), Scores(records, runs))
     assert one.p == pytest.approx(min(1, 2 * stats.ttest_rel(A, B).pvalue))
     assert (two.p, two.word) == (None, "no verdict: 0 of 5 seeds ran")
 
@@ -211,7 +211,7 @@ def test_a_ratio_of_measures_that_is_not_reached_stops_every_verdict(bounds, wor
     norms = [{**one, "task": "norm"} for one in records]
     records = [*[one for one in records if one["checkpoint"]["name"].startswith("bn")], *better, *norms]
     check = {"name": "grown", "y": "norm top1", "first": {"variant": "eman"}, "second": {"variant": "bn"}, **bounds}
-    assert answers(preregistered(checks=[check]), records, runs)[0].word == word
+    assert answers(preregistered(checks=[check]), Scores(records, runs))[0].word == word
 
 
 def test_a_trend_is_the_mean_slope_over_seeds_with_its_t_interval():
@@ -226,7 +226,7 @@ def test_a_trend_is_the_mean_slope_over_seeds_with_its_t_interval():
                 records.append(record(name, 50 + seed + shift))
     asked = {"name": "gain", "x": [16, 32, 64], "log": True, "y": "knn top1", "first": {"variant": "a{x}"},
              "second": {"variant": "b{x}"}}  # fmt: skip
-    (said,) = notes(study_of(between({"variant": "a16"}, {"variant": "b16"}), trends=[asked]), records, runs)
+    (said,) = notes(study_of(between({"variant": "a16"}, {"variant": "b16"}), trends=[asked]), Scores(records, runs))
     slopes = (gains[:, 2] - gains[:, 0]) / 2  # least squares over 4, 5 and 6
     low, high = stats.t.interval(0.95, 4, slopes.mean(), stats.sem(slopes))
     assert (
@@ -242,7 +242,7 @@ def test_orders_are_kendalls_tau_over_checkpoints_and_the_least_that_is_of_use()
                for n in range(20)]  # fmt: skip
     orders = [{"name": "accuracy", "y": "knn top1", "of": ["knn none", "knn good", "knn flat", "svm top1"],
                "least": 0.4, "expected": "good of use"}]  # fmt: skip
-    lines = notes(read_study({"claim": "why?", "orders": orders}, "suite", {}), records, {})
+    lines = notes(read_study({"claim": "why?", "orders": orders}, "suite", {}), Scores(records, {}))
     tau = stats.kendalltau(values["good"], true).statistic
     assert lines[0].startswith(f"accuracy: knn good: τ {tau:+.2f} [")
     assert lines[0].endswith("20 checkpoints, of use (least 0.4).")

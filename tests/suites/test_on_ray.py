@@ -91,6 +91,35 @@ def test_a_task_on_two_nodes_is_one_group_of_processes(cluster, tmp_path):
     assert jobs[0].log.with_name("log.1.txt").is_file()
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_task_on_two_nodes_that_loses_one_goes_on_with_another(cluster, tmp_path, lost):
+    path, output = tmp_path / "suite.yaml", tmp_path / "out"
+    path.write_text(
+        "{name: s, tasks: [{name: ddp, command: 'tests/suites/meeting_task.py {results} 50', nodes: 2, cpus: 1, "
+        "distributed: true}]}"
+    )
+    jobs = jobs_of(path, output)
+    worker, removed = jobs[0].folder / ".job.lock" if lost == 0 else jobs[0].folder / ".job.lock.1", []
+
+    def lose() -> None:
+        wait_for(lambda: (jobs[0].folder / "log.1.txt").is_file() and worker.read_text())
+        time.sleep(3)  # they have met
+        raylet = int(Path(f"/proc/{worker.read_text().split()[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        (node,) = (one for one in cluster.worker_nodes if one.all_processes["raylet"][0].process.pid == raylet)
+        removed.append(node)
+        cluster.remove_node(node, allow_graceful=False)
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    (outcome,) = run_on(Ray(Setup(output, cluster.address)), jobs, output, gpus=0, poll=0.5)
+    thread.join()
+    cluster.add_node(num_cpus=2)
+    assert removed
+    assert outcome.well, jobs[0].log.read_text()
+    assert jobs[0].results.read_text() == "01\n"
+    assert jobs[0].state()["attempts"] == 2
+
+
 def test_what_is_cancelled_saves_and_is_submitted_again(cluster, tmp_path):
     output = tmp_path / "out"
     jobs = jobs_of(counting_suite(tmp_path, 2, 40), output)

@@ -99,7 +99,7 @@ def test_plan_says_how_many_seeds_a_difference_needs():
     assert "9 seeds of each checkpoint, compared by Welch's t; or 6 shared trials" in done.stdout.replace("\n", " ")
     for words, message in (
         (("--plan", "--detect", "0.3"), "expected --plan with --detect POINTS and --sigma POINTS, found no --sigma"),
-        (("--detect", "0.3", "--sigma", "1"), "together with --plan"),
+        (("--detect", "0.3", "--sigma", "1"), "--detect POINTS and --sigma POINTS, found no --plan; add it"),
         ((), "expected --suite YAML, found none"),
         (("--plan", "--detect", "0", "--sigma", "1"), "expected a number above 0, found '0'"),
     ):
