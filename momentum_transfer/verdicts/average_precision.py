@@ -83,12 +83,15 @@ def replicates(ranked: Ranked, weights: np.ndarray) -> dict[str, np.ndarray]:
     Args:
         weights: [B, images] whole numbers of at least 0, for example ``outcomes.item_weights``.
     """
-    rows = list(_voc(ranked, weights) if ranked.rule.startswith("voc") else _sampled(ranked, weights))
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    if ranked.rule.startswith("voc"):
+        rows = list(_voc(ranked, weights))
+        return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    blocks = list(_sampled(ranked, weights))
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
-def _sampled(ranked: Ranked, weights: np.ndarray) -> Iterator[dict[str, float]]:
-    """COCO and LVIS: precision at 101 levels of recall."""
+def _sampled(ranked: Ranked, weights: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
+    """COCO and LVIS: precision at 101 levels of recall, for a block of weights at a time."""
     metrics: Any = lvis_metrics if ranked.rule == "lvis" else coco_metrics
     row_bytes = ranked.categories * ranked.runs * len(_LEVELS) * 8
     size = max(1, min(_block(ranked), _TABLE_BYTES // row_bytes))
@@ -101,10 +104,9 @@ def _sampled(ranked: Ranked, weights: np.ndarray) -> Iterator[dict[str, float]]:
             curves = _curves(part, block)
             precision[:, part.low : part.high] = _precision_at_levels(ranked, curves)
             recall[:, :, part.low : part.high] = _recall(ranked, curves)
-        for b in range(len(block)):
-            # [T, R, K, A] and [T, K, A, M], as the references order them
-            tables = precision[b].transpose(2, 3, 0, 1), recall[:, b].transpose(3, 1, 2, 0)
-            yield metrics(*tables, ranked.limits, ranked.groups)
+        # [B, T, R, K, A] and [B, T, K, A, M], as the references order them
+        tables = precision.transpose(0, 3, 4, 1, 2), recall.transpose(1, 4, 2, 3, 0)
+        yield metrics(*tables, ranked.limits, ranked.groups)
 
 
 def _precision_at_levels(ranked: Ranked, curves: _Curves) -> np.ndarray:

@@ -34,7 +34,7 @@ from momentum_transfer.transfer.scores.coco_files import (
 )
 from momentum_transfer.transfer.scores.greedy_matching import AREA_NAMES, AREAS, THRESHOLDS
 from momentum_transfer.transfer.scores.precision import Inputs, Outcomes, tabulate
-from momentum_transfer.verdicts.ap_metrics import coco_metrics
+from momentum_transfer.verdicts.ap_metrics import coco_metrics, of_one
 from momentum_transfer.verdicts.ranked import Ranked
 
 Source = str | Path | dict[str, Any] | GroundTruth
@@ -91,7 +91,7 @@ def evaluate(
     names = truth.class_names()
     by_area = {f"AP{area[0]}": per_class(precision[..., k, -1], names) for k, area in enumerate(AREA_NAMES)}
     return CocoScores(
-        metrics=coco_metrics(precision[..., -1], recall, limits),
+        metrics=of_one(coco_metrics(precision[None, ..., -1], recall[None], limits)),
         per_class=by_area.pop("APa"),
         per_class_by_area={name: {metric: values[name] for metric, values in by_area.items()} for name in names},
         precision=precision,

@@ -26,7 +26,7 @@ from momentum_transfer.transfer.scores.coco_files import (
 )
 from momentum_transfer.transfer.scores.greedy_matching import AREAS, THRESHOLDS
 from momentum_transfer.transfer.scores.precision import Inputs, Outcomes, tabulate
-from momentum_transfer.verdicts.ap_metrics import lvis_metrics
+from momentum_transfer.verdicts.ap_metrics import lvis_metrics, of_one
 from momentum_transfer.verdicts.ranked import Ranked
 
 _FREQUENCIES = ("r", "c", "f")
@@ -68,7 +68,7 @@ def evaluate(
     outcomes = Outcomes(truth, (max(1, len(detections)),))  # the limit per image has been applied
     precision, recall = (table[..., 0] for table in tabulate(inputs, outcomes))
     return LvisScores(
-        metrics=lvis_metrics(precision, recall[..., None], (max_dets,), groups),
+        metrics=of_one(lvis_metrics(precision[None], recall[None, ..., None], (max_dets,), groups)),
         per_class=per_class(precision[..., 0], truth.class_names()),
         precision=precision,
         recall=recall,
