@@ -160,7 +160,7 @@ def get_cfg() -> CfgNode:
 
 
 def check_settings(cfg: CfgNode) -> None:
-    """InputError, with key and value, for what can be told to be wrong without data."""
+    """InputError, with key and value, for what is wrong whatever the data."""
     from momentum_transfer.backbones.build import named_architecture  # imports torch, which takes seconds
 
     check(cfg, SETTINGS)

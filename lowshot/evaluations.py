@@ -158,7 +158,7 @@ class _Trial:
 
 
 def _trials(
-    cfg: CfgNode, name: str, protocol: str, preset_batch: int, data: LabelledData, source: SourceBackbone | None,
+    cfg: CfgNode, name: str, protocol: str, *, preset_batch: int, data: LabelledData, source: SourceBackbone | None,
     wanted: Wanted,
 ) -> Iterator[_Trial]:  # fmt: skip
     """Every trial of the node ``name`` (LINEAR, FINETUNE, FIXMATCH) that is wanted."""
@@ -188,7 +188,9 @@ def _linear(
     original = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}
     features: FeatureBatches | None = None
     protocol = node.PRESET + ("/cached" if node.CACHED else "")
-    for trial in _trials(cfg, "LINEAR", protocol, preset.batch_size, data, source, wanted):
+    for trial in _trials(
+        cfg, "LINEAR", protocol, preset_batch=preset.batch_size, data=data, source=source, wanted=wanted
+    ):
         if features is None:
             features = _linear_features(cfg, source, images, network, data)
         found = evaluate_linear(features, preset, trial.setup)
@@ -235,7 +237,9 @@ def _finetune(
     data = images.labelled(node.WORKERS)
     protocol = node.PRESET + (f"/{part}" if part != "all" else "")
     _check_start(cfg, source, data)
-    for trial in _trials(cfg, "FINETUNE", protocol, preset.batch_size, data, source, wanted):
+    for trial in _trials(
+        cfg, "FINETUNE", protocol, preset_batch=preset.batch_size, data=data, source=source, wanted=wanted
+    ):
         build = inputs.backbone_builder(cfg, source, trial.setup.seed)
         found = evaluate_finetune(data, build, node.FRACTION, preset, trial.setup, part)
         about = {"trained_parameters": found.trained} if part != "all" else {}
@@ -256,7 +260,15 @@ def _fixmatch(
         )
     views = images.weak_and_strong(setting.preset.strong_levels)
     _check_start(cfg, source, data)
-    for trial in _trials(cfg, "FIXMATCH", _fixmatch_protocol(node), setting.preset.batch_size, data, source, wanted):
+    for trial in _trials(
+        cfg,
+        "FIXMATCH",
+        _fixmatch_protocol(node),
+        preset_batch=setting.preset.batch_size,
+        data=data,
+        source=source,
+        wanted=wanted,
+    ):
         build = inputs.backbone_builder(cfg, source, trial.setup.seed)
         found = evaluate_fixmatch(data, views, build, setting, trial.setup)
         numbers = {"coverage": found.coverage, "pseudo_accuracy": found.pseudo_accuracy}

@@ -30,12 +30,7 @@ from momentum_transfer.core.shipped import workplace
 
 
 def main(args: argparse.Namespace) -> None:
-    if args.minutes is not None and not args.minutes > 0:
-        raise InputError(f"expected --minutes above 0, found {args.minutes:g}")
-    if args.trials < 1:
-        raise InputError(f"expected --trials of at least 1, found {args.trials}")
-    if args.probes_only and args.minutes is not None:
-        raise InputError("expected --probes-only or --minutes, found both; nothing is trained under --probes-only")
+    _check_numbers(args)
     say(f"choosing between {', '.join(args.weights)} on {args.train}")
     from momentum_transfer.suites.choose import candidates as reading  # here, because torch takes seconds
     from momentum_transfer.suites.choose import run
@@ -91,6 +86,16 @@ def main(args: argparse.Namespace) -> None:
     for sentence in sentences:
         say(sentence)
     say(f"wrote {page}" + ("" if alone_screen else f"; the records of all stages are in {question.results}"))
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    """InputError for minutes and trials that no choice can have."""
+    if args.minutes is not None and not args.minutes > 0:
+        raise InputError(f"expected --minutes above 0, found {args.minutes:g}")
+    if args.trials < 1:
+        raise InputError(f"expected --trials of at least 1, found {args.trials}")
+    if args.probes_only and args.minutes is not None:
+        raise InputError("expected --probes-only or --minutes, found both; nothing is trained under --probes-only")
 
 
 def _open(args: argparse.Namespace, out: Path) -> Any:

@@ -261,6 +261,14 @@ def _notes(architecture: AnyArchitecture) -> list[str]:
     ]
 
 
+def _check_settings(file: Path) -> None:
+    """InputError where Detectron2's settings cannot be written, or would replace a file of another make."""
+    check_target(file)
+    if file.exists() and not file.read_bytes().startswith(_HEADER.encode()):
+        what = f"no file {file}, or one of an earlier conversion: Detectron2's settings go there"
+        raise InputError(f"expected {what}; found another; choose another output name")
+
+
 def convert_file(
     checkpoint: str | Path,
     out: str | Path,
@@ -298,10 +306,7 @@ def convert_file(
     check_target(out)
     settings = out.with_suffix(".yaml")
     if out.suffix == ".pkl":
-        check_target(settings)
-        if settings.exists() and not settings.read_bytes().startswith(_HEADER.encode()):
-            what = f"no file {settings}, or one of an earlier conversion: Detectron2's settings go there"
-            raise InputError(f"expected {what}; found another; choose another output name")
+        _check_settings(settings)
     if sum(each is not None for each in (anchor, constant, scale)) > 1:
         raise InputError("expected one of anchor, constant and scale, found several; convert twice")
     title = f"keys of {checkpoint}"

@@ -74,18 +74,7 @@ def load_backbone(
         options = {"network": network, "family": family, "trust_pickle": trust_pickle}
         return _at_random(str(path), architecture, resize_positions=resize_positions, **options)
     if str(path).startswith((TIMM, MODULE)):
-        if isinstance(architecture, str) and architecture != str(path):
-            raise InputError(
-                f"expected no --arch with {path}, which is a network by itself, found {architecture}; leave it out, "
-                f"or repeat the same text (options stand behind the name: {TIMM}NAME?img_size=224)"
-            )
-        if network is not None or family is not None:
-            raise InputError(f"expected no --network and no --family with {path}, which is one network; leave them out")
-        if str(path).startswith(MODULE):
-            return sources.of_network(of_text(str(path)).build())
-        named = parse_architecture(str(path))
-        assert isinstance(named, TimmArchitecture)
-        return sources.of_network(published(named))
+        return _by_name(str(path), architecture, network or family)
     file = checkpoint_file(path)
     refuse_other_formats(file)
     if tree is None:
@@ -108,6 +97,22 @@ def load_backbone(
     if on_hub:
         source.metadata["source"] = hub.origin(path, file)
     return source
+
+
+def _by_name(name: str, architecture: str | AnyArchitecture | None, part: str | None) -> SourceBackbone:
+    """The weights behind ``timm:`` or ``module:``; InputError if another network, or a part of it, is asked for."""
+    if isinstance(architecture, str) and architecture != name:
+        raise InputError(
+            f"expected no --arch with {name}, which is a network by itself, found {architecture}; leave it out, "
+            f"or repeat the same text (options stand behind the name: {TIMM}NAME?img_size=224)"
+        )
+    if part is not None:
+        raise InputError(f"expected no --network and no --family with {name}, which is one network; leave them out")
+    if name.startswith(MODULE):
+        return sources.of_network(of_text(name).build())
+    named = parse_architecture(name)
+    assert isinstance(named, TimmArchitecture)
+    return sources.of_network(published(named))
 
 
 def _settle_network(reading: Reading, network: str | None, carried: Mapping[str, str], file: Path) -> None:

@@ -153,12 +153,12 @@ def test_max_pooling_equals_torchs_to_the_bit_with_its_gradient_among_equals_and
     torch.manual_seed(0)
     maps = torch.randn(2, 8, 15, 17).mul(4).round().relu()  # whole numbers: many windows hold their largest twice
     maps[0, 3, 5, 6] = torch.nan
-    ours, theirs = (maps.clone(memory_format=layout).requires_grad_() for _ in range(2))
+    ours, reference = (maps.clone(memory_format=layout).requires_grad_() for _ in range(2))
     found = build_resnet(Architecture("resnet10")).maxpool(ours)
-    expected = torch.nn.functional.max_pool2d(theirs, 3, 2, 1)
+    expected = torch.nn.functional.max_pool2d(reference, 3, 2, 1)
     assert torch.equal(found.nan_to_num(-1), expected.nan_to_num(-1))
     assert found.stride() == expected.stride()
     gradient = torch.randn_like(expected)
     found.backward(gradient)
     expected.backward(gradient)
-    assert torch.equal(ours.grad, theirs.grad)
+    assert torch.equal(ours.grad, reference.grad)

@@ -41,7 +41,7 @@ def test_one_candidate_of_several_is_nothing_to_choose_from(tmp_path: Path):
 
 
 def images(folder: Path, *counts: int, same: bool = False) -> Path:
-    """A folder of class folders of so many images of 16 px."""
+    """A class folder for each of ``counts``, with that number of images of 16 px."""
     random = np.random.default_rng(0)
     for label, count in enumerate(counts):
         for number in range(count):
