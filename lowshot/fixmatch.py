@@ -175,10 +175,8 @@ def build_method(
     backbone: Backbone, classes: int, preset: FixMatchPreset, seed: int, device: str | torch.device = "cpu"
 ) -> FixMatch:
     """Student and teacher, both with the backbone's tensors and one new classifier of random weights."""
-    network, state = (
-        build_backbone(backbone.architecture, Norm(preset.student, preset.bn_momentum)),
-        backbone.state_dict(),
-    )
+    network = build_backbone(backbone.architecture, Norm(preset.student, preset.bn_momentum))
+    state = backbone.state_dict()
     network.load_state_dict({name: state[name] for name in network.state_dict()})  # GN and IN have no statistics
     student = Classifier(network, classes, seed).requires_grad_(True)
     teacher = None

@@ -59,13 +59,13 @@ class Subject:
 
     def record(self, score: Score, items: dict[str, str] | None = None) -> dict[str, Any]:
         """The line of the results file, with the items file where there is one."""
-        more = {
-            "start_network": None if score.network is None else self.network,
-            "items": items,
-            "overlap": self.overlap,
-        }
-        details = {**self.about, **score.details, **{key: value for key, value in more.items() if value is not None}}
-        network = self.network if score.network is None else score.network  # else it is only where training began
+        network, details = self.network, {**self.about, **score.details}
+        if score.network is not None:  # the checkpoint's network is then only where training began
+            network, details["start_network"] = score.network, self.network
+        if items is not None:
+            details["items"] = items
+        if self.overlap is not None:
+            details["overlap"] = self.overlap
         return make_record(
             score.task, score.metric, score.value, checkpoint=self.checkpoint, network=network, dataset=self.dataset,
             config=self.config, protocol=score.protocol + self.features, engine=score.engine, trial=score.trial,

@@ -304,9 +304,8 @@ def convert_file(
     out = Path(out)
     check_suffix(out)
     check_target(out)
-    settings = out.with_suffix(".yaml")
     if out.suffix == ".pkl":
-        _check_settings(settings)
+        _check_settings(out.with_suffix(".yaml"))
     if sum(each is not None for each in (anchor, constant, scale)) > 1:
         raise InputError("expected one of anchor, constant and scale, found several; convert twice")
     title = f"keys of {checkpoint}"
@@ -328,5 +327,5 @@ def convert_file(
     rescaled = (f", NormRescale {rescaling}" if rescaling else "") + (f", {scaling}" if scaling else "")
     say(f"wrote {out}: {source.architecture}, network {source.network}{rescaled}")
     if out.suffix == ".pkl":
-        _write_settings(settings, source)
+        _write_settings(out.with_suffix(".yaml"), source)
     return source
