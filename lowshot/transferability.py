@@ -60,9 +60,9 @@ def logme(features: np.ndarray, targets: np.ndarray) -> float:
     outside = np.maximum((targets**2).sum(axis=0) - inside.sum(axis=0), 0.0)
     ratio, tiny = np.ones(targets.shape[1]), np.finfo(np.float64).tiny
     for _ in range(1000):
-        degrees = (squares / (ratio + squares)).sum(axis=0)
-        weights = (squares * inside / (ratio + squares) ** 2).sum(axis=0)
-        rest = (inside * (ratio / (ratio + squares)) ** 2).sum(axis=0) + outside
+        below = ratio + squares
+        degrees, inner = (squares / below).sum(axis=0), inside / below**2
+        weights, rest = (squares * inner).sum(axis=0), (inner * ratio**2).sum(axis=0) + outside
         alpha, beta = degrees / np.maximum(weights, tiny), (count - degrees) / np.maximum(rest, tiny)
         before, ratio = ratio, np.clip(alpha / beta, 1e-12, 1e12)
         if np.all(np.abs(ratio - before) <= 1e-9 * before):
