@@ -95,7 +95,7 @@ def test_a_task_on_two_nodes_is_one_group_of_processes(cluster, tmp_path):
 def test_a_task_on_two_nodes_that_loses_one_goes_on_with_another(cluster, tmp_path, lost):
     path, output = tmp_path / "suite.yaml", tmp_path / "out"
     path.write_text(
-        "{name: s, tasks: [{name: ddp, command: 'tests/suites/meeting_task.py {results} 50', nodes: 2, cpus: 1, "
+        "{name: s, tasks: [{name: ddp, command: 'tests/suites/meeting_task.py {results} 200', nodes: 2, cpus: 1, "
         "distributed: true}]}"
     )
     jobs = jobs_of(path, output)
