@@ -291,12 +291,14 @@ def _zeros(ids: list[Any]) -> np.ndarray:
     """[N] bool, ids that become 0 in the references' array of floats: 0, and also "00" or " 0"."""
 
     def reads_as_zero(identity: Any) -> bool:
+        if type(identity) is int:  # as nearly always
+            return identity == 0
         try:
             return float(identity) == 0
         except (ValueError, OverflowError):
             return False
 
-    return np.array(list(map(reads_as_zero, ids)), dtype=bool)
+    return np.fromiter(map(reads_as_zero, ids), dtype=bool, count=len(ids))
 
 
 def _read_json(source: Any, what: str) -> tuple[Any, str]:

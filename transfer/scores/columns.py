@@ -18,6 +18,7 @@ from momentum_transfer.transfer.scores import rle
 
 _NUMBERS = (int, float, np.number)
 _FLAGS = (*_NUMBERS, np.bool_)
+_LARGEST_TABLE = 1 << 22
 _BOOLEANS = frozenset((bool, np.bool_))
 
 
@@ -159,6 +160,16 @@ class Positions(dict[Hashable, int]):
         exact = all(isinstance(one, (int, float)) and abs(one) < 1 << 53 for one in self)
         return np.array(list(self) if exact else [], dtype=np.float64)
 
+    @cached_property
+    def _table(self) -> np.ndarray:
+        """[largest id + 1] the positions, faster than a search; empty unless all ids are small whole numbers."""
+        known = self._numbers
+        if not len(known) or known[0] < 0 or known[-1] >= _LARGEST_TABLE or (known % 1).any():
+            return np.zeros(0, dtype=np.int32)
+        table = np.zeros(int(known[-1]) + 1, dtype=np.int32)
+        table[known.astype(np.int64)] = np.arange(len(known))
+        return table
+
     def of(self, ids: np.ndarray) -> np.ndarray:
         """[N] int32 positions of the ids [N] float64; KeyError if one is unknown, or floats do not hold all ids."""
         known = self._numbers
@@ -166,7 +177,11 @@ class Positions(dict[Hashable, int]):
             return np.zeros(0, dtype=np.int32)
         if not len(known):
             raise KeyError(ids[0])
-        found = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+        if len(self._table):
+            with np.errstate(invalid="ignore"):  # an id of 1e300, which is unknown
+                found = self._table.take(ids.astype(np.int64), mode="clip")
+        else:
+            found = np.minimum(np.searchsorted(known, ids), len(known) - 1)
         unknown = known[found] != ids
         if unknown.any():
             raise KeyError(ids[int(unknown.argmax())])

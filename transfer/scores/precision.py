@@ -27,6 +27,7 @@ from momentum_transfer.transfer.scores.greedy_matching import (
     area_words,
     box_pairs,
     in_area,
+    in_order,
     mask_pairs,
     match,
 )
@@ -34,9 +35,10 @@ from momentum_transfer.verdicts.ranked import Ranked
 
 
 def _unpack(words: np.ndarray) -> np.ndarray:
-    """[A, T, N] 0/1 from words [N] with a bit per run."""
-    shifts = np.arange(RUNS, dtype=np.int64).reshape(AREAS, THRESHOLDS, 1)
-    return ((words >> shifts) & 1).astype(np.int32)
+    """[A, T, N] bool from words [N] with a bit per run."""
+    planes = np.ascontiguousarray(words.astype("<i8").view(np.uint8).reshape(-1, 8).T)
+    bits = np.unpackbits(planes, axis=0, count=RUNS, bitorder="little").view(np.bool_)
+    return bits.reshape(AREAS, THRESHOLDS, -1)
 
 
 def _curve(
@@ -45,24 +47,23 @@ def _curve(
     """Precision [A, T, R] and recall [A, T] of one category.
 
     Args:
-        counted, ignored: [A, T, N] of each matched detection, in order of score.
-        false_candidates: [A, N] it would be a false positive if unmatched.
+        counted, ignored: [A, T, N] bool of each matched detection, in order of score.
+        false_candidates: [A, N] bool, it would be a false positive if unmatched.
         before: [A, N] false positive candidates up to and including this one.
         positives: [A] objects that count.
     """
-    true = np.cumsum(counted, axis=2, dtype=np.int32)
-    matched = np.cumsum((counted | ignored) * false_candidates[:, None], axis=2, dtype=np.int32)
-    false = before[:, None] - matched
-    precision = true / (false + true + np.spacing(1))
-    envelope = np.maximum.accumulate(precision[:, :, ::-1], axis=2)[:, :, ::-1]
+    matched = np.cumsum((counted | ignored) & false_candidates[:, None], axis=2, dtype=np.int32)
+    at = np.flatnonzero(counted)  # the true positives, run by run
     found = counted.sum(axis=2)
+    run = np.repeat(np.arange(RUNS), found.ravel())
+    number = np.arange(1, len(at) + 1) - np.repeat(np.cumsum(found) - found.ravel(), found.ravel())
+    false = (before[:, None] - matched).ravel()[at]
+    precision = np.zeros((RUNS, found.max() + 1))  # behind a run's last true positive it is 0
+    precision[run, number - 1] = number / (false + number + np.spacing(1))
+    envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1].reshape(*found.shape, -1)
+    needed = np.stack([_needed(count) for count in positives.tolist()])[:, None]  # [A, 1, R]
     recall = found / np.maximum(positives, 1)[:, None]
-    # The envelope at the true positives, run by run, and where those of each run begin.
-    points = np.append(envelope.ravel()[np.flatnonzero(counted)], 0.0)
-    first = (np.cumsum(found) - found.ravel()).reshape(AREAS, THRESHOLDS, 1)
-    needed = np.stack([_needed(number) for number in positives.tolist()])[:, None]  # [A, 1, R]
-    reached = needed < found[:, :, None]
-    return points[np.where(reached, first + needed, -1)], recall
+    return np.take_along_axis(envelope, np.minimum(needed, found.max()), axis=2), recall
 
 
 @cache
@@ -136,7 +137,7 @@ class Outcomes:
 
 def _bits(flags: np.ndarray) -> np.ndarray:
     """[N] uint8, bit a from row a of [A, N], A ≤ 8."""
-    return np.packbits(flags, axis=0, bitorder="little")[0]
+    return np.bitwise_or.reduce(flags << np.arange(len(flags), dtype=np.uint8)[:, None])
 
 
 #: Detections of a chunk, unless one category alone has more. Bounds the memory of the evaluation.
@@ -164,7 +165,7 @@ def tabulate(inputs: Inputs, outcomes: Outcomes) -> tuple[np.ndarray, np.ndarray
     precision = np.full((THRESHOLDS, len(RECALL_THRESHOLDS), categories, AREAS, len(limits)), -1.0)
     recall = np.full((THRESHOLDS, categories, AREAS, len(limits)), -1.0)
     for low, high, detections, objects in _chunks(inputs.detections.category, inputs.truth.category, categories):
-        _Chunk(inputs, detections, objects, limits).fill(precision[:, :, low:high], recall[:, low:high], low, outcomes)
+        _Chunk(inputs, detections, objects, limits, low).fill(precision[:, :, low:high], recall[:, low:high], outcomes)
     return precision, recall
 
 
@@ -173,7 +174,7 @@ def _chunks(
 ) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
     """Ranges [low, high) of categories with the detections and objects in them, each in file order by category."""
     both = detection_category, object_category
-    by_category = [_stably(np.arange(len(of)), of) for of in both]
+    by_category = [in_order(of) for of in both]
     ends = [np.concatenate(([0], np.cumsum(np.bincount(of, minlength=categories)))) for of in both]
     low = 0
     while low < categories:
@@ -184,25 +185,17 @@ def _chunks(
         low = high
 
 
-def _stably(which: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """``which`` in ascending order of ``key[which]``; equal ones stay in order. Keys are ≥ 0."""
-    keys = key[which]
-    if (keys[1:] >= keys[:-1]).all():  # as where a file goes image by image
-        return which
-    if keys.max() < 1 << 16:  # NumPy sorts these by radix, many times faster
-        keys = keys.astype(np.uint16)
-    return which[np.argsort(keys, kind="stable")]
-
-
 class _Chunk:
-    """Categories that are computed together."""
+    """Categories from ``low`` on that are computed together."""
 
-    def __init__(self, inputs: Inputs, detections: np.ndarray, objects: np.ndarray, max_dets: Sequence[int]) -> None:
-        self.inputs, self.max_dets = inputs, max_dets
+    def __init__(
+        self, inputs: Inputs, detections: np.ndarray, objects: np.ndarray, max_dets: Sequence[int], low: int
+    ) -> None:
+        self.inputs, self.max_dets, self.low = inputs, max_dets, low
         self.detections, self.rank, self.by_score = self._ranked(detections)
         self.group = self._groups(inputs.detections, self.detections)
         object_group = self._groups(inputs.truth, objects)
-        order = np.argsort(object_group, kind="stable")
+        order = in_order(object_group)
         self.objects, self.object_group = objects[order], object_group[order]
         self.object_ignored = ~in_area(inputs.truth.area[self.objects]) | inputs.ignore[self.objects]
 
@@ -212,12 +205,14 @@ class _Chunk:
 
         Equal scores keep the order of images and, in an image, that of the file, as with the references' mergesort.
         """
-        columns = self.inputs.detections
-        detections = _stably(detections, columns.image)
-        detections = detections[np.argsort(-columns.score[detections], kind="stable")]
-        detections = _stably(detections, columns.category)
-        place = _stably(np.arange(len(detections)), columns.image[detections])
-        place = _stably(place, columns.category[detections])  # of each in the order by score
+        columns, number = self.inputs.detections, len(detections)
+        detections = detections[in_order(columns.image[detections])]
+        score = columns.score[detections]
+        falling = np.argsort(-score)
+        score, step = score[falling], np.zeros(number, dtype=np.int64)  # whole numbers in place of scores
+        step[falling[1:]] = np.cumsum(score[1:] != score[:-1])
+        detections = detections[in_order((columns.category[detections] - self.low) * np.int64(number) + step)]
+        place = in_order(self._groups(columns, detections))  # of each in the order by score
         group = self._groups(columns, detections[place])
         starts = np.flatnonzero(np.diff(group, prepend=-1))
         rank = np.arange(len(group)) - np.repeat(starts, np.diff(starts, append=len(group)))
@@ -231,10 +226,10 @@ class _Chunk:
         """A number for each (category, image)."""
         return columns.category[which].astype(np.int64) * len(self.inputs.truth.images) + columns.image[which]
 
-    def fill(self, precision: np.ndarray, recall: np.ndarray, low: int, outcomes: Outcomes) -> None:
-        """Write the results of the chunk's categories, from ``low`` on, into their tables and into ``outcomes``."""
+    def fill(self, precision: np.ndarray, recall: np.ndarray, outcomes: Outcomes) -> None:
+        """Write the results of the chunk's categories into their tables and into ``outcomes``."""
         columns, order = self.inputs.detections, self.by_score
-        categories = np.arange(low, low + recall.shape[1] + 1)
+        categories = np.arange(self.low, self.low + recall.shape[1] + 1)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         found = self._match()

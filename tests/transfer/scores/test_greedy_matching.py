@@ -101,9 +101,21 @@ box = st.tuples(st.floats(-50, 300), st.floats(-50, 300), side, side)
 @given(box, box, st.booleans())
 def test_box_iou_equals_pycocotools_to_the_last_bit(detection, target, crowd: bool):
     expected = coco_mask.iou([list(detection)], [list(target)], [int(crowd)])[0, 0]
-    ours = greedy_matching._box_iou(np.array([detection]), np.array([target]), np.array([crowd]))[0]
+    one, smallest = np.zeros(1, dtype=int), np.nextafter(0, 1)
+    pairs = greedy_matching.box_pairs(one, one, np.array([detection]), np.array([target]), np.array([crowd]), smallest)
+    ours = pairs.iou[0] if len(pairs.iou) else 0
     # Sides of 1e-200 make areas of 0 and pycocotools divides 0 by 0: that is no overlap.
     assert ours == (0 if np.isnan(expected) else expected)
+
+
+@pytest.mark.parametrize("largest", [3, 1 << 16, 1 << 20])
+def test_whole_numbers_are_ordered_stably_whatever_their_range(largest: int):
+    keys = np.random.default_rng(0).integers(0, largest, 500).astype(np.int32)
+    keys[7] = largest - 1
+    expected = sorted(range(500), key=lambda index: keys[index])
+    assert greedy_matching.in_order(keys).tolist() == expected
+    assert greedy_matching.in_order(keys[expected]).tolist() == list(range(500))
+    assert greedy_matching.in_order(keys[:0]).tolist() == []
 
 
 def grouped(seed: int):
