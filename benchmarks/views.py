@@ -1,15 +1,19 @@
 """Milliseconds a photo's views take beside albumentations and torchvision, and OpenCV's pixels beside Pillow's.
 
-python benchmarks/views.py [--images N] [--passes N] [--size 224]
+python benchmarks/views.py [--images N] [--passes N] [--size 224] [--scaled-decoding]
 
 JPEG files of quality 90, scikit-learn's two photos cut to 484 x 404 at random places; from the file to normalised
 tensors, one thread, CPU milliseconds a photo: the best of some passes in which all ways take turns. albumentations
 (``pip install albumentationsx``) resizes with ``area``, which antialiases, or ``linear``, which does not; its other
 operations are those nearest to the recipe's. torchvision works on tensors of bytes from its own decoder. FixMatch's
 strong view has two of 14 random operations: torchvision's RandAugment, two of the like among albumentations'.
+
+``--scaled-decoding`` asks instead what decoding JPEGs at 1/2 or 1/4 would save, where the smaller crop of BYOL's two
+views stays at least as large as the view, and how far the views then are from Pillow's.
 """
 
 import argparse
+import io
 import sys
 import tempfile
 import time
@@ -185,11 +189,59 @@ def tolerance_rows(images: list[PIL.Image.Image], size: int) -> list[list[str]]:
     return rows
 
 
+def scaled_rows(view: int, passes: int, draws: int = 200) -> list[list[str]]:
+    """What decoding at a scale saves of decoding, and how far its views are from Pillow's, by size and quality."""
+    import cv2
+
+    kinds = {1: cv2.IMREAD_COLOR_RGB, 2: cv2.IMREAD_REDUCED_COLOR_2, 4: cv2.IMREAD_REDUCED_COLOR_4}
+    rows = []
+    for width, height, quality in [(w, h, q) for w, h in _SIZES for q in (90, 75)]:
+        stream = io.BytesIO()
+        photo = PIL.Image.fromarray(load_sample_images().images[0]).resize(
+            (width, height), PIL.Image.Resampling.BICUBIC
+        )
+        photo.save(stream, "JPEG", quality=quality)
+        code = np.frombuffer(stream.getvalue(), np.uint8)
+        whole = F.pil_to_tensor(PIL.Image.open(stream).convert("RGB"))
+        spent = dict.fromkeys(kinds, float("inf"))
+        for _ in range(passes + 1):
+            for scale, kind in kinds.items():
+                begun = time.process_time()
+                for _ in range(5):
+                    cv2.imdecode(code, kind)
+                spent[scale] = min(spent[scale], (time.process_time() - begun) / 5)
+        torch.manual_seed(0)
+        found: dict[int, list[float]] = {scale: [] for scale in kinds}
+        for _ in range(draws):
+            crops = [v2.RandomResizedCrop(view).make_params([whole]) for _ in range(2)]
+            least = min(min(crop["height"], crop["width"]) for crop in crops)
+            scale = max(one for one in kinds if one == 1 or least >= one * view)
+            decoded = cv2.imdecode(code, kinds[scale])
+            small = torch.from_numpy(decoded if scale == 1 else decoded[..., ::-1].copy()).movedim(2, 0)  # BGR to RGB
+            for place in ([crop[side] for side in ("top", "left", "height", "width")] for crop in crops):
+                # Of the same pixels: sides that the scale divides.
+                views = [F.resized_crop(image, *[side // scale * k for side in place], [view, view], antialias=True)
+                         for image, k in ((whole, scale), (small, 1))]  # fmt: skip
+                found[scale].append((views[0].float() - views[1].float()).abs().mean().item())
+        saved = 1 - sum(spent[scale] * len(each) for scale, each in found.items()) / (spent[1] * 2 * draws)
+        apart = [f"{np.mean(each):.1f}, {max(each):.1f}" if each else "–" for each in (found[2], found[4])]
+        times = [f"{each * 1e3:.1f}" for each in spent.values()]
+        rows.append([f"{width} x {height}, {quality}", *times, f"{saved:.0%}", *apart])
+    return rows
+
+
+_SIZES = ((484, 404), (800, 600), (1200, 900), (2000, 1500))
+
+
 def main(args: argparse.Namespace) -> None:
     """Print the tables."""
     torch.set_num_threads(1)
     say(f"PyTorch {torch.__version__}, torchvision {torchvision.__version__}, Pillow {PIL.__version__}, "
         f"OpenCV {opencv_views.opencv().__version__}, one thread")  # fmt: skip
+    if args.scaled_decoding:
+        columns = ["photo, quality", "ms", "at 1/2", "at 1/4", "saved", "mean, largest difference at 1/2", "at 1/4"]
+        table("JPEGs decoded at a scale, one thread", columns, scaled_rows(args.size, args.passes))
+        return
     with tempfile.TemporaryDirectory() as folder:
         data = photos(Path(folder), args.images)
         paths = [Path(path.decode()) for path in data.paths]
@@ -208,4 +260,5 @@ if __name__ == "__main__":
     parser.add_argument("--images", type=int, default=32, help="photos in a pass")
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--scaled-decoding", action="store_true", help="only what decoding at 1/2 or 1/4 would save")
     sys.exit(run_tool(parser, main))
