@@ -112,7 +112,7 @@ def _by_object(
     iou = np.zeros(len(d))
     if not len(d):
         return iou
-    order = np.argsort(g, kind="stable")
+    order = in_order(g)
     starts = np.flatnonzero(np.diff(g[order], prepend=-1))  # of each object's pairs
     columns = g[order[starts]]
     owner = np.repeat(np.arange(len(columns)), np.diff(starts, append=len(g)))
