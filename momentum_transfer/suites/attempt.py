@@ -24,7 +24,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from types import FrameType
 from typing import Any
 
 from momentum_transfer.core import run_lock
+from momentum_transfer.core.command import handled
 from momentum_transfer.core.errors import InputError, extra
 from momentum_transfer.core.log import say, speaking
 from momentum_transfer.core.loggers import OF_THE_SUITE
@@ -44,7 +45,6 @@ _LOCK_PATIENCE = 150.0
 
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-
 
 #: Hold the lock of a folder, whose descriptor tasks inherit; InputError if tasks of a killed runner do not end.
 alone = partial(run_lock.alone, patience=_LOCK_PATIENCE, for_children=True)
@@ -59,8 +59,6 @@ _STOPS = {
 _PART = "import pickle, sys\ntry:\n    pickle.load(sys.stdin.buffer)()\nexcept RuntimeError:\n    sys.exit(1)"
 #: The lock of a job's folder; the task's own run in it has another (``run_lock.NAME``).
 JOB_LOCK = ".job.lock"
-
-
 #: Seconds that a job waits for another's processes in its folder: those of a node that came back are being killed.
 _PATIENCE = 600.0
 
@@ -150,23 +148,48 @@ def _in_the_child(parent: int) -> Callable[[], None]:
     return act
 
 
-def note_end(job: Job, code: int, seconds: float, spent: float = 0.0) -> tuple[str, str]:
-    """Note and log how a job's process ended; returns the status and a note on it."""
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended: ``done``, ``done before``, ``failed``, ``stopped``, ``cancelled``, ``not run``; ``note``: why."""
+
+    job: Job
+    status: str
+    seconds: float = 0.0
+    note: str = ""
+
+    @property
+    def well(self) -> bool:
+        return self.status in ("done", "done before")
+
+
+def noted(job: Job, status: str, note: str = "") -> Outcome:
+    """The outcome of a job with the seconds, and unless given the note, that its folder holds."""
+    state = job.state()
+    return Outcome(job, status, float(state.get("seconds", 0)), note or str(state.get("note", "")))
+
+
+def done_before(jobs: Iterable[Job]) -> dict[str, Outcome]:
+    """The outcomes of jobs that an earlier call has done, by title."""
+    return {job.title: noted(job, "done before") for job in jobs if job.done()}
+
+
+def note_end(job: Job, code: int, seconds: float, spent: float) -> Outcome:
+    """Note and log how a job's process ended, after ``seconds`` and the ``spent`` ones of earlier attempts."""
     if code == 0:
         job.end(spent + seconds, exit_code=0)
         say(f"{job.title}: done in {seconds:.0f} s")
-        return "done", ""
+        return Outcome(job, "done", seconds)
     if code in _STOPS:
         name = signal.Signals(_STOPS[code]).name
         job.end(spent + seconds, stopped=name)
         say(f"{job.title}: stopped by {name} after {seconds:.0f} s, which is no end; the next attempt goes on")
-        return "stopped", f"stopped by {name}; the same command goes on"
+        return Outcome(job, "stopped", seconds, f"stopped by {name}; the same command goes on")
     how = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
     how += " (out of memory?)" if -code == signal.SIGKILL else ""
     note = f"{how}: {last_word(last_lines(job.log))}"
     job.end(spent + seconds, exit_code=code, note=note)
     say(f"{job.title}: FAILED, {note} (all of it in {job.log})")
-    return "failed", note
+    return Outcome(job, "failed", seconds, note)
 
 
 def last_word(lines: Sequence[str]) -> str:
@@ -186,38 +209,18 @@ def last_lines(log: Path) -> list[str]:
         return []
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How it ended: ``done``, ``done before``, ``failed``, ``stopped``, ``cancelled``, ``not run``; ``note``: why."""
-
-    job: Job
-    status: str
-    seconds: float = 0.0
-    note: str = ""
-
-    @property
-    def well(self) -> bool:
-        return self.status in ("done", "done before")
-
-
-def done_before(jobs: Iterable[Job]) -> dict[str, Outcome]:
-    """The outcomes of jobs that an earlier call has done, by title."""
-    return {job.title: Outcome(job, "done before", float(job.state().get("seconds", 0))) for job in jobs if job.done()}
-
-
 class Attempt:
     """What an engine calls on a node: ``Attempt(job, gpus)()``.
 
     Args:
         gpus: of a node, for a distributed task; others take one.
-        patience: seconds to wait for another in the job's folder.
         node: number of this node, from 0, of a task on several; None for Slurm's.
     """
 
-    def __init__(self, job: Job, gpus: int, patience: float = _PATIENCE, node: int | None = None) -> None:
-        self.job, self.gpus, self.patience, self.node = job, gpus, patience, node
+    def __init__(self, job: Job, gpus: int, node: int | None = None) -> None:
+        self.job, self.gpus, self.node = job, gpus, node
         self._suite = {name: os.environ[name] for name in OF_THE_SUITE if name in os.environ}  # where it is made
-        self._process = 0  # its id; 0 for none
+        self._process: subprocess.Popen[bytes] | None = None
         self._began, self._spent, self._stopped = 0.0, 0.0, False
 
     def __call__(self) -> None:
@@ -230,25 +233,24 @@ class Attempt:
         several = self.job.task.nodes > 1
         node = int(os.environ.get("SLURM_NODEID", "0")) if self.node is None and several else self.node
         with speaking():
-            deadline = time.monotonic() + self.patience
             while True:
                 try:
                     with alone(self.job.folder, name=node_lock(node or 0)) as lock:
-                        self._join(node, lock) if node else self._run(lock)
-                    return
+                        return self._join(node, lock) if node else self._run(lock)
                 except InputError as error:
-                    if time.monotonic() > deadline:
+                    if time.monotonic() > self._began + _PATIENCE:
                         raise
                     say(f"{error}; waiting")
-                    time.sleep(min(5.0, self.patience))
+                    time.sleep(5.0)
 
     def checkpoint(self) -> Any:
         """Called by submitit before a time limit: let the task save and end, then submit the same again."""
         self._stop()
-        while self._alive():
-            time.sleep(0.1)
+        if self._process is not None:
+            with contextlib.suppress(ChildProcessError):  # not wait(): `_wait`, which is interrupted, may hold its lock
+                os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self.job.end(self._spent + time.monotonic() - self._began, stopped="the time limit")
-        return extra("submitit", "Slurm jobs").helpers.DelayedSubmission(Attempt(self.job, self.gpus, self.patience))
+        return extra("submitit", "Slurm jobs").helpers.DelayedSubmission(Attempt(self.job, self.gpus))
 
     def _run(self, lock: int) -> None:
         if self.job.done():  # by another job that was in the folder before
@@ -265,11 +267,11 @@ class Attempt:
             if code not in (0, *_STOPS) and _gone(others):
                 say(f"{self.job.title}: another node is gone")
                 code = -signal.SIGTERM
-            status, note = note_end(self.job, code, time.monotonic() - self._began, self._spent)
-        if status == "stopped":
+            outcome = note_end(self.job, code, time.monotonic() - self._began, self._spent)
+        if outcome.status == "stopped":
             sys.exit(128 + _STOPS[code])
-        if status == "failed":
-            raise RuntimeError(f"{self.job.title}: {note}, see {self.job.log}")
+        if outcome.status == "failed":
+            raise RuntimeError(f"{self.job.title}: {outcome.note}, see {self.job.log}")
 
     def _others(self) -> dict[Path, str]:
         """The locks of the other nodes, once all of them are held, and what is in them; SystemExit if it is stopped."""
@@ -278,7 +280,7 @@ class Attempt:
             if self._stopped:
                 sys.exit(128 + signal.SIGTERM)
             time.sleep(0.2)
-        return {path: _text(path) for path in paths}
+        return {path: run_lock.signed(path) for path in paths}
 
     def _join(self, node: int, lock: int) -> None:
         """Take part as a further node until the job's folder holds an end; the output is in ``log.NODE.txt``.
@@ -302,59 +304,37 @@ class Attempt:
                 self._wait(_process(command, log, {"PYTHONUNBUFFERED": "1"}, (lock,)), rendezvous)
         sys.exit(128 + signal.SIGTERM)
 
-    @contextlib.contextmanager
-    def _stopping(self) -> Iterator[None]:
+    def _stopping(self) -> contextlib.AbstractContextManager[None]:
         """Pass SIGTERM, and SIGINT, by which Ray cancels, on to the task within the block."""
-        before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return handled(self._stop, signal.SIGTERM, signal.SIGINT)
 
     def _wait(self, process: subprocess.Popen[bytes], rendezvous: str = "") -> int:
         """The exit code of the task's process, once it has ended; it is ended where node 0 is at another rendezvous."""
-        self._process = process.pid
+        self._process = process
         if self._stopped:  # while it was being started
-            self._stop()
-        # Not wait(): its lock is held while it waits, and the handlers look at the process too.
+            process.terminate()
         while (code := process.poll()) is None:
             time.sleep(1.0 if rendezvous else 0.1)
             if rendezvous and self.job.state().get("rendezvous", rendezvous) != rendezvous:
                 process.terminate()
                 rendezvous = ""
-        self._process = 0
         return code
 
     def _stop(self, _number: int = signal.SIGTERM, _frame: FrameType | None = None) -> None:
         """Ask the task to save and end; it counts this and Slurm's own signal as one."""
         self._stopped = True
-        if process := self._alive():
-            os.kill(process, signal.SIGTERM)
-
-    def _alive(self) -> int:
-        """The id of the task's process while it runs, else 0."""
-        if not self._process:
-            return 0
-        try:
-            ended = os.waitid(os.P_PID, self._process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return 0
-        return 0 if ended else self._process
+        if self._process is not None:
+            self._process.terminate()
 
 
 def _gone(locks: Mapping[Path, str]) -> bool:
     """Whether one of these locks has another owner by now, or one that gives no sign of life."""
     if any(run_lock.lives_here(text) is None for text in locks.values()):
         time.sleep(run_lock.SILENCE)
-    return any(_text(path) != text or not run_lock.alive(path, within=run_lock.SILENCE) for path, text in locks.items())
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return any(
+        run_lock.signed(path) != text or not run_lock.alive(path, within=run_lock.SILENCE)
+        for path, text in locks.items()
+    )
 
 
 def _own_address() -> str:

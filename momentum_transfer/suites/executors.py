@@ -20,7 +20,7 @@ from typing import Protocol
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
 from momentum_transfer.core.errors import AGAIN, InputError, counted, missing_package, one_line
 from momentum_transfer.core.log import PLAIN_INTERVAL, say, warn
-from momentum_transfer.suites.attempt import Attempt, Outcome, done_before, last_lines, last_word
+from momentum_transfer.suites.attempt import Attempt, Outcome, done_before, last_lines, last_word, noted
 from momentum_transfer.suites.task import Job
 
 ENTRY_POINTS = "momentum_transfer.executors"
@@ -118,12 +118,13 @@ def submitted(output: Path, on: str = "") -> dict[str, tuple[str, str]]:
         except (ValueError, TypeError, KeyError, RecursionError):  # the half line of a killed call, or a damaged one
             continue
         if on in ("", engine):
-            for (title, key), one in zip(jobs, _numbers(number, len(jobs)), strict=True):
+            for (title, key), one in zip(jobs, task_numbers(number, len(jobs)), strict=True):
                 numbers[title] = (one, key)
     return numbers
 
 
-def _numbers(number: str, count: int) -> list[str]:
+def task_numbers(number: str, count: int) -> list[str]:
+    """The numbers of the ``count`` tasks of a submission."""
     return [number] if count == 1 else [f"{number}_{index}" for index in range(count)]
 
 
@@ -206,15 +207,14 @@ class _Run:
         began = time.monotonic()
         while waiting or left:
             left = self._submit(left, waiting, stop)
-            answer = self._look(waiting)
-            for title, job in list(waiting.items()) if answer is not None else ():
-                seen = (answer or {}).get(self.numbers[title])
-                last[title] = seen or last.get(title, Seen(""))
-                if seen is not None and seen.alive:
-                    doubted.pop(title, None)
-                elif job.ended() or time.monotonic() - doubted.setdefault(title, time.monotonic()) >= SETTLE:
-                    del waiting[title]
-            if answer is not None:
+            if (answer := self._look(waiting)) is not None:
+                for title, job in list(waiting.items()):
+                    seen = answer.get(self.numbers[title])
+                    last[title] = seen or last.get(title, Seen(""))
+                    if seen is not None and seen.alive:
+                        doubted.pop(title, None)
+                    elif job.ended() or time.monotonic() - doubted.setdefault(title, time.monotonic()) >= SETTLE:
+                        del waiting[title]
                 self._show([*waiting, *(job.title for job in left)], answer, len(jobs))
             _pause(min(self.poll, max(1.0, (time.monotonic() - began) / 20)) if waiting else 0.0, stop)
         return last
@@ -224,27 +224,26 @@ class _Run:
 
         A job stays no longer when one of its needs ended otherwise than well.
         """
-        titles = {job.title for job in left} | waiting.keys()
+        may, offered = set(waiting), list[Attempt]()
         for job in left:
-            if any(need.title not in titles and not need.done() for need in job.needs):
-                titles.discard(job.title)
-        left = [job for job in left if job.title in titles]
-        if not left:
+            if all(need.title in may or need.done() for need in job.needs):
+                may.add(job.title)
+                offered.append(Attempt(job, self.gpus))
+        if not offered:
             return []
         _refuse_stop(stop, "submitting")
-        offered = [Attempt(job, self.gpus) for job in left]
         for number, attempts in self.executor.submit(offered, {title: self.numbers[title] for title in waiting}):
             jobs = [attempt.job for attempt in attempts]
             entry = {"number": number, "on": self.executor.name, "jobs": [[job.title, job.key] for job in jobs]}
             with open(self.output / SUBMITTED, "a", encoding="utf-8") as stream:
                 stream.write(json.dumps(entry) + "\n")
-            own = _numbers(number, len(jobs))
-            self.numbers |= {job.title: one for job, one in zip(jobs, own, strict=True)}
-            waiting |= {job.title: job for job in jobs}
+            own = task_numbers(number, len(jobs))
+            for job, one in zip(jobs, own, strict=True):
+                self.numbers[job.title], waiting[job.title] = one, job
             more = f" and {len(jobs) - 1} more: submitted as jobs {own[0]} to {own[-1]}"
             say(jobs[0].title + (more if len(jobs) > 1 else f": submitted as job {number}"))
             _refuse_stop(stop, "submitting")
-        rest = [job for job in left if job.title not in waiting]
+        rest = [attempt.job for attempt in offered if attempt.job.title not in waiting]
         if rest and not waiting:
             raise InputError(f"expected {self.executor.name} to take {rest[0].title}, found that it takes none of "
                              f"{counted(len(rest), 'task')}; mend its submit()")  # fmt: skip
@@ -300,13 +299,11 @@ def _outcome(job: Job, name: str, number: str, states: Mapping[str, Seen], outco
     if failed := [need for need in job.needs if not outcomes[need.title].well]:
         return Outcome(job, "not run", note=f"{failed[0].task.name} did not end well")
     state, word = job.state(), states[job.title].state
-    seconds = float(state.get("seconds", 0))
     if job.ended():
-        return Outcome(job, "done" if state["exit_code"] == 0 else "failed", seconds, str(state.get("note", "")))
+        return noted(job, "done" if state["exit_code"] == 0 else "failed")
     if word.startswith("CANCELLED"):
-        note = f"{name} job {number} was cancelled; the same command submits it again"
-        return Outcome(job, "cancelled", seconds, note)
+        return noted(job, "cancelled", f"{name} job {number} was cancelled; the same command submits it again")
     how = f"ended as {word}" if word else "is gone from the queue"
     stopped = f", stopped by {state['stopped']}" if "stopped" in state else ""
     last = last_word(last_lines(job.log))
-    return Outcome(job, "failed", seconds, f"{name} job {number} {how}{stopped}; its last line: {last}")
+    return noted(job, "failed", f"{name} job {number} {how}{stopped}; its last line: {last}")

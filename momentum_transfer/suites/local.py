@@ -24,7 +24,7 @@ from momentum_transfer.core import run_lock
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
 from momentum_transfer.core.errors import AGAIN, InputError, shown
 from momentum_transfer.core.log import duration, say, standing
-from momentum_transfer.suites.attempt import Outcome, alone, done_before, node_lock, note_end, start, start_part
+from momentum_transfer.suites.attempt import Outcome, alone, done_before, node_lock, note_end, noted, start, start_part
 from momentum_transfer.suites.task import Job
 
 _CLAIM = ".claim"
@@ -169,17 +169,13 @@ class _Run:
 
     def _ended_elsewhere(self, job: Job) -> bool:
         """Whether another process has run the job to its end, which is then its outcome here."""
-        state = job.state()
-        if job.done():
-            status = "done"
-        elif self.shard and state.get("exit_code", 0) != 0:
-            if "no space left" in str(state.get("note", "")).lower():  # on the disk of that node, or then
-                return False
-            status = "failed"
-        else:
+        outcome = noted(job, "done" if job.done() else "failed")
+        if not outcome.well and not (self.shard and job.state().get("exit_code", 0)):
             return False
-        self._leave(job, Outcome(job, status, float(state.get("seconds", 0)), str(state.get("note", ""))))
-        say(f"{job.title}: {status} elsewhere")
+        if "no space left" in outcome.note.lower():  # on the disk of that node, or then
+            return False
+        self._leave(job, outcome)
+        say(f"{job.title}: {outcome.status} elsewhere")
         return True
 
     def end_running(self) -> None:
@@ -218,9 +214,7 @@ class _Running:
         with self.held:
             if self.node is not None:
                 return None
-            seconds = time.monotonic() - self.began
-            status, note = note_end(self.job, self.process.returncode, seconds, self.spent)
-            return Outcome(self.job, status, seconds, note)
+            return note_end(self.job, self.process.returncode, time.monotonic() - self.began, self.spent)
 
 
 def _claim(job: Job, held: contextlib.ExitStack, node: int = 0) -> bool:

@@ -22,7 +22,7 @@ from momentum_transfer.core.errors import AGAIN, InputError, extra, one_line
 from momentum_transfer.core.log import say
 from momentum_transfer.core.shipped import workplace
 from momentum_transfer.suites.attempt import Attempt
-from momentum_transfer.suites.executors import Seen, Setup
+from momentum_transfer.suites.executors import Seen, Setup, task_numbers
 from momentum_transfer.suites.task import Job
 
 NAMESPACE = "momentum-transfer"
@@ -146,10 +146,9 @@ class Cluster:
                 states = self.ray.get(actor.states.remote(), timeout=_PATIENCE)
             except ValueError:  # no such actor: all its tasks have ended, or its cluster has
                 continue
-            names = [f"{keeper}_{index}" for index in range(len(states))] if len(states) > 1 else [keeper]
-            found = {name: Seen(state, alive=alive) for name, (state, alive) in zip(names, states, strict=True)}
-            seen |= found
-            if not any(one.alive for one in found.values()):
+            for name, (state, alive) in zip(task_numbers(keeper, len(states)), states, strict=True):
+                seen[name] = Seen(state, alive=alive)
+            if not any(alive for _, alive in states):
                 self.ray.kill(actor)
         return seen
 

@@ -266,7 +266,7 @@ def test_a_failure_in_which_another_node_is_lost_is_no_end(tmp_path: Path, monke
     assert (job.state().get("exit_code"), job.state().get("stopped")) == ((1, None) if alive else (None, "SIGTERM"))
 
 
-def test_two_attempts_at_once_are_one(tmp_path: Path):
+def test_two_attempts_at_once_are_one(tmp_path: Path, monkeypatch):
     (job,) = jobs_of(tmp_path, {"word": "once"})  # sleeps
     job.results.parent.mkdir()
     code = (
@@ -277,8 +277,9 @@ def test_two_attempts_at_once_are_one(tmp_path: Path):
     while not (tmp_path / "out/sleeping").exists():
         time.sleep(0.05)
     before = job.state()
+    monkeypatch.setattr("momentum_transfer.suites.attempt._PATIENCE", 0.0)
     with pytest.raises(InputError, match="expected to be alone"):
-        Attempt(job, 0, patience=0.0)()
+        Attempt(job, 0)()
     assert job.state() == before
     process.terminate()
     assert process.wait() != 0
