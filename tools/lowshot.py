@@ -45,15 +45,11 @@ def _request(args: argparse.Namespace) -> Any:
 def refusals(args: argparse.Namespace, shared: Any) -> Iterator[tuple[str, str]]:
     """(what, reason) of all that ``main`` would refuse before it computes; ``shared``: see `suites.preflight`."""
     from momentum_transfer.core.settings import load_config
-    from momentum_transfer.lowshot.run import disk_space
     from momentum_transfer.lowshot.run import refusals as of_run
 
     source = shared.read(args.weights, network=args.network, family=args.family, architecture=args.arch)
     cfg = load_config(get_cfg(), args.config, [*_own_data(args), *args.overrides])
-    found = list(of_run(cfg, _request(args), source, shared.data))
-    yield from found
-    if not found:
-        shared.space.update(disk_space(cfg, _request(args), source, shared.data))
+    yield from of_run(cfg, _request(args), source, shared.data, shared.space)
 
 
 def _own_data(args: argparse.Namespace) -> list[str]:

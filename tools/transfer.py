@@ -78,18 +78,13 @@ def _settings(args: argparse.Namespace, source: Any = None) -> tuple[Any, Any]:
 def refusals(args: argparse.Namespace, shared: Any) -> Iterator[tuple[str, str]]:
     """(what, reason) of all that ``main`` would refuse before it trains; ``shared``: see `suites.preflight`."""
     from momentum_transfer.transfer.initial_weights import read_source
-    from momentum_transfer.transfer.run import disk_space
     from momentum_transfer.transfer.run import refusals as of_run
 
     source = shared.read(args.weights or "", read_source)
     if source is None:
         args.weights = ""
     cfg, _ = _settings(args, source)
-    request = _request(args, args.weights or cfg.MODEL.WEIGHTS)
-    found = list(of_run(cfg, request, source, shared.data))
-    yield from found
-    if not found:
-        shared.space[Path(cfg.OUTPUT_DIR), "checkpoints"] = disk_space(cfg)
+    yield from of_run(cfg, _request(args, args.weights or cfg.MODEL.WEIGHTS), source, shared.data, shared.space)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -88,11 +88,13 @@ def run(cfg: CfgNode, request: Request, opened: Opened | None = None) -> None:
 
 
 def refusals(
-    cfg: CfgNode, request: Request, source: InitialWeights | SourceBackbone | None, opened: dict[str, Task[Any]]
-) -> Iterator[tuple[str, str]]:
+    cfg: CfgNode, request: Request, source: InitialWeights | SourceBackbone | None, opened: dict[str, Task[Any]],
+    space: dict[tuple[Path, str], int],
+) -> Iterator[tuple[str, str]]:  # fmt: skip
     """(what, reason) of all that `run` would refuse before its first step; ``source``: None for yet unmade weights.
 
-    ``opened``: data sets by their settings, to which those of ``cfg`` are added, so that a plan reads each once.
+    ``opened``: data sets by their settings, to which those of ``cfg`` are added, so that a plan reads each once; to
+    ``space`` is added `disk_space`, unless something is refused.
     """
 
     def weights() -> None:
@@ -107,7 +109,11 @@ def refusals(
             check_count(cfg, one)
 
     engine = functools.partial(choose_engine, cfg.ENGINE, cfg)
-    yield from refused({"settings": lambda: check_settings(cfg), "engine": engine, "weights": weights, "data": data})
+    checks = {"settings": lambda: check_settings(cfg), "engine": engine, "weights": weights, "data": data}
+    found = list(refused(checks))
+    yield from found
+    if not found:
+        space[Path(cfg.OUTPUT_DIR), "checkpoints"] = disk_space(cfg)
 
 
 def _check_fit(cfg: CfgNode, initial: InitialWeights) -> None:

@@ -33,32 +33,22 @@ SETTLE = 5.0
 
 @dataclass(frozen=True)
 class Seen:
-    """A task's state as its engine calls it (PENDING: queued; CANCELLED…), the reason, and what the user may do.
+    """Where a task is."""
 
-    ``alive``: queued, running or coming back by itself.
-    """
-
-    state: str
+    state: str  # as its engine calls it: PENDING where it is queued, CANCELLED…
     reason: str = ""
-    alive: bool = True
-    advice: str = ""
+    alive: bool = True  # queued, running or coming back by itself
+    advice: str = ""  # what the user may do
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What an executor is made with.
+    """What an executor is made with."""
 
-    Args:
-        output: the suite's folder.
-        address: what the user wrote behind ``NAME:``.
-        options: of ``--sbatch``.
-        at_once: how many tasks of one submission may run at a time; None for as many as there is room for.
-    """
-
-    output: Path
-    address: str = ""
-    options: Mapping[str, str] = field(default_factory=dict)
-    at_once: int | None = None
+    output: Path  # the suite's folder
+    address: str = ""  # what the user wrote behind ``NAME:``
+    options: Mapping[str, str] = field(default_factory=dict)  # of ``--sbatch``
+    at_once: int | None = None  # tasks of one submission that may run at a time; None: as many as there is room for
 
 
 class Executor(Protocol):
@@ -141,9 +131,8 @@ def run_on(executor: Executor, jobs: Sequence[Job], output: Path, *, gpus: int, 
     """
     outcomes = done_before(jobs)
     to_do = [job for job in jobs if job.title not in outcomes]
-    run = _Run(executor, output, gpus, poll)
     with stop_signals("the submitted jobs go on") as stop:
-        run.numbers = _found(to_do, executor, output) if to_do else {}
+        run = _Run(executor, output, gpus, poll, _found(to_do, executor, output))
         seen = run.wait(to_do, stop)
     for job in to_do:
         outcomes[job.title] = _outcome(job, executor.name, run.numbers.get(job.title, ""), seen, outcomes)
@@ -163,10 +152,11 @@ def _found(jobs: Sequence[Job], executor: Executor, output: Path, same: bool = T
     InputError if the engine does not answer, or, with ``same``, such a job has other settings.
     """
     before = submitted(output, executor.name)
-    known = [(job, *before[job.title]) for job in jobs if job.title in before]
-    seen = executor.look([number for _, number, _ in known]) if known else {}
+    known = [job for job in jobs if job.title in before]
+    seen = executor.look([before[job.title][0] for job in known]) if known else {}
     found = {}
-    for job, number, key in known:
+    for job in known:
+        number, key = before[job.title]
         if number not in seen or not seen[number].alive or job.ended():
             continue
         if same and key != job.key:
@@ -182,19 +172,16 @@ def _found(jobs: Sequence[Job], executor: Executor, output: Path, same: bool = T
 
 @dataclass
 class _Run:
-    """One call of ``run_on``; ``numbers``: of all submitted jobs, by title; whether the engine ``answers``.
-
-    ``said``: the last line on where the tasks are, and when; ``warned``: reasons for which a job may never start.
-    """
+    """One call of ``run_on``."""
 
     executor: Executor
     output: Path
     gpus: int
     poll: float
-    numbers: dict[str, str] = field(default_factory=dict)
-    answers: bool = True
-    said: tuple[str, float] = ("", -PLAIN_INTERVAL)
-    warned: set[str] = field(default_factory=set)
+    numbers: dict[str, str]  # of all submitted jobs, by title
+    answers: bool = True  # the engine does
+    said: tuple[str, float] = ("", -PLAIN_INTERVAL)  # the last line on where the tasks are, and when
+    warned: set[str] = field(default_factory=set)  # reasons for which a job may never start
 
     def wait(self, jobs: Sequence[Job], stop: StopSignal) -> dict[str, Seen]:
         """Submit jobs, as far as they are taken, until all have ended; returns their last states by title."""
@@ -267,11 +254,11 @@ class _Run:
         here = {title: answer.get(self.numbers[title], Seen("LEAVING")) if title in self.numbers
                 else Seen("PENDING", "needs") for title in titles}  # fmt: skip
         pending = {title: one for title, one in here.items() if one.state == "PENDING"}
-        reasons = collections.Counter(one.reason for one in pending.values())
-        listed = ", ".join(f"{reason or 'no reason yet'} {count}" for reason, count in reasons.most_common())
         others = collections.Counter(one.state.lower() for one in here.values() if one.state != "PENDING")
         parts = [f"{total - len(titles)} of {total} ended", *(f"{count} {state}" for state, count in others.items())]
-        parts += [f"{len(pending)} queued ({listed})"] if pending else []
+        if pending:
+            reasons = collections.Counter(one.reason or "no reason yet" for one in pending.values()).most_common()
+            parts += [f"{len(pending)} queued ({', '.join(f'{reason} {count}' for reason, count in reasons)})"]
         line, now = f"{self.executor.name}: {', '.join(parts)}", time.monotonic()
         if line != self.said[0] and (now - self.said[1] >= PLAIN_INTERVAL or not titles):
             self.said = line, now

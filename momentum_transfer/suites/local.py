@@ -39,10 +39,6 @@ class Shard:
     number: int
     count: int
 
-    def first(self, jobs: int) -> int:
-        """The index of the job that it begins with."""
-        return (self.number - 1) * jobs // self.count
-
 
 def run_local(
     jobs: Sequence[Job], *, parallel: int = 1, gpus: int = 0, lock: int | None = None, shard: Shard | None = None
@@ -58,13 +54,12 @@ def run_local(
     Raises:
         Stopped: Ctrl-C or SIGTERM came; the running tasks got it too and had time to save.
     """
-    run = _Run(parallel, gpus, lock, shard, outcomes=done_before(jobs))
+    run = _Run(jobs, parallel, gpus, lock, shard, done_before(jobs))
     for title in run.outcomes:
         say(f"{title}: done before")
-    first = shard.first(len(jobs)) if shard else 0
-    run.several = [job for job in jobs if job.task.nodes > 1]
+    first = (shard.number - 1) * len(jobs) // shard.count if shard else 0
     run.waiting = [job for job in (*jobs[first:], *jobs[:first]) if job.title not in run.outcomes]
-    with stop_signals("waiting for the running tasks to save") as stop, standing(lambda: say(run.stand(len(jobs)))):
+    with stop_signals("waiting for the running tasks to save") as stop, standing(run.say_stand):
         try:
             run.to_the_end(stop)
         finally:
@@ -74,21 +69,21 @@ def run_local(
 
 @dataclass
 class _Run:
-    """One call of ``run_local``: the task of each slot, the outcomes by title, and the jobs on several nodes."""
+    """One call of ``run_local``: the outcomes by title, and the task of each slot."""
 
+    jobs: Sequence[Job]
     parallel: int
     gpus: int
     lock: int | None
     shard: Shard | None
+    outcomes: dict[str, Outcome]
     waiting: list[Job] = field(default_factory=list)
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
     running: dict[int, "_Running"] = field(default_factory=dict)
-    several: list[Job] = field(default_factory=list)
 
-    def stand(self, count: int) -> str:
-        """How far the plan of ``count`` jobs is."""
+    def say_stand(self) -> None:
         seconds = sorted(duration(time.monotonic() - task.began) for task in list(self.running.values()))
-        return f"{len(self.outcomes)} of {count} tasks ended, {len(seconds)} running ({', '.join(seconds)} so far)"
+        ended = f"{len(self.outcomes)} of {len(self.jobs)} tasks ended"
+        say(f"{ended}, {len(seconds)} running ({', '.join(seconds)} so far)")
 
     def to_the_end(self, stop: StopSignal) -> None:
         """Start jobs as slots are free until all have ended."""
@@ -96,21 +91,20 @@ class _Run:
         while self.waiting or self.running:
             if stop:
                 raise Stopped(f"stopped; {AGAIN}", stop.exit_code)
-            for slot, task in list(self.running.items()):
-                if task.process.poll() is not None:
-                    if outcome := task.outcome():
-                        self.outcomes[task.job.title] = outcome
-                    else:
-                        self.waiting.insert(0, task.job)
-                    del self.running[slot]
-                    next_look = 0.0
-                elif task.node is not None and time.monotonic() >= next_look and self._in_vain(task):
-                    task.process.terminate()
+            for slot in [slot for slot, task in self.running.items() if task.process.poll() is not None]:
+                task = self.running.pop(slot)
+                if outcome := task.outcome():
+                    self.outcomes[task.job.title] = outcome
+                else:
+                    self.waiting.insert(0, task.job)
+                next_look = 0.0
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK
-                for slot in (slot for slot in range(self.parallel) if slot not in self.running):
-                    if not self._start_next(slot):
-                        break
+                for task in self.running.values():
+                    if task.node is not None and self._in_vain(task):
+                        task.process.terminate()
+                free = (slot for slot in range(self.parallel) if slot not in self.running)
+                all(map(self._start_next, free))  # up to the first that finds nothing to start
             time.sleep(0.05)
 
     def _start_next(self, slot: int) -> bool:
@@ -118,7 +112,7 @@ class _Run:
         for job in sorted(self.waiting, key=self._turn):
             needs = [self.outcomes.get(need.title) for need in job.needs]
             if failed := [need.job.task.name for need in needs if need is not None and not need.well]:
-                self._leave(job, Outcome(job, "not run", note=f"{failed[0]} did not end well"))
+                self._leave(Outcome(job, "not run", note=f"{failed[0]} did not end well"))
             elif None not in needs and not self._ended_elsewhere(job) and self._start(job, slot):
                 return True
         return False
@@ -160,12 +154,12 @@ class _Run:
         """Whether a node waits for a first that is gone, or for others while an earlier job of the plan does too."""
         if task.node:
             return not _claimed(task.job)
-        others = [job for job in self.several[: self.several.index(task.job)] if job.title not in self.outcomes]
-        return self._turn(task.job) == 0 and any(self._turn(job) == 0 for job in others)
+        earlier = [job for job in self.jobs[: self.jobs.index(task.job)] if job.title not in self.outcomes]
+        return self._turn(task.job) == 0 and any(self._turn(job) == 0 for job in earlier)
 
-    def _leave(self, job: Job, outcome: Outcome) -> None:
-        self.outcomes[job.title] = outcome
-        self.waiting.remove(job)
+    def _leave(self, outcome: Outcome) -> None:
+        self.outcomes[outcome.job.title] = outcome
+        self.waiting.remove(outcome.job)
 
     def _ended_elsewhere(self, job: Job) -> bool:
         """Whether another process has run the job to its end, which is then its outcome here."""
@@ -174,7 +168,7 @@ class _Run:
             return False
         if "no space left" in outcome.note.lower():  # on the disk of that node, or then
             return False
-        self._leave(job, outcome)
+        self._leave(outcome)
         say(f"{job.title}: {outcome.status} elsewhere")
         return True
 
@@ -182,8 +176,7 @@ class _Run:
         """Ask the running tasks to stop, give them time to save, then insist."""
         with contextlib.ExitStack() as ends:  # of each, whatever becomes of the others
             for task in self.running.values():
-                if task.process.poll() is None:
-                    task.process.terminate()
+                task.process.terminate()
                 ends.callback(task.end)
 
 
@@ -257,8 +250,7 @@ _ARRAYS = (
 
 def read_shard(text: str, environment: Mapping[str, str]) -> Shard:
     """``K/N``, or by the variables of an array job where the text is empty; InputError if K is not of 1 to N."""
-    if not text:
-        text = _of_array(environment)
+    text = text or _of_array(environment)
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise InputError(f"expected --shard K/N with K from 1 to N, found {shown(text)}; the first of three is 1/3")

@@ -24,19 +24,12 @@ OF_THE_MACHINE = ("engine", "data", "disk")
 
 @dataclass
 class Shared:
-    """What the commands of a plan have in common.
+    """What the commands of a plan have in common."""
 
-    Attributes:
-        data: opened data sets by their settings. space: folder and what is kept there -> bytes.
-        waits: whether the command at hand comes after others, which may make its weights; unmade: if one has not ended.
-        unread: reasons why its weights could not be read.
-    """
-
-    data: dict[str, Any] = field(default_factory=dict)
-    space: dict[tuple[Path, str], int] = field(default_factory=dict)
-    waits: bool = False
-    unmade: bool = False
-    unread: list[str] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)  # opened data sets by their settings
+    space: dict[tuple[Path, str], int] = field(default_factory=dict)  # folder and what is kept there -> bytes
+    needs: tuple[Job, ...] = ()  # of the command at hand, which may make its weights
+    unread: list[str] = field(default_factory=list)  # reasons why its weights could not be read
     _made: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     _known: dict[tuple[str, ...], Any] = field(default_factory=dict)
 
@@ -47,17 +40,16 @@ class Shared:
     def read(self, weights: str, reader: Callable[..., Any] | None = None, **options: Any) -> Any:
         """As ``backbone``; None for weights that are no file, not made yet, or that cannot be read (see ``unread``)."""
         if weights in self._made:
-            weights, options = self._made[weights]
-            reader = None
+            reader, (weights, options) = None, self._made[weights]
         file = weights.removeprefix(RANDOM_OF)
-        later = self.waits and not is_made(file) and not is_hub_name(file) and not Path(file).exists()
+        later = self.needs and not is_made(file) and not is_hub_name(file) and not Path(file).exists()
         if later or weights in ("", *NO_FILES) or weights.startswith("module:"):  # the user's code, which its task runs
             return None
         try:
             return self.backbone(weights, reader, **options)
         except InputError as error:
-            if not (self.unmade and Path(file).is_dir()):  # of a run that failed, or was stopped, before its checkpoint
-                self.unread.append(str(error))
+            stopped = Path(file).is_dir() and not all(need.done() for need in self.needs)  # before its checkpoint
+            self.unread += [] if stopped else [str(error)]
             return None
 
     def backbone(self, weights: str, reader: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -67,7 +59,7 @@ class Shared:
 
         options = {key: value for key, value in options.items() if value}
         key = (weights, getattr(reader, "__name__", ""), str(options))
-        if key not in self._known:
+        if (found := self._known.get(key)) is None:
             try:
                 found = (reader or load_backbone)(weights, **options)
                 if isinstance(found, SourceBackbone):  # a plan of a hundred checkpoints fits into memory
@@ -75,9 +67,9 @@ class Shared:
             except InputError as error:
                 found = error
             self._known[key] = found
-        if isinstance(self._known[key], InputError):
-            raise self._known[key]
-        return self._known[key]
+        if isinstance(found, InputError):
+            raise found
+        return found
 
 
 #: (what, reason) -> the jobs that it keeps from running.
@@ -116,8 +108,7 @@ def _disks(space: Mapping[tuple[Path, str], int]) -> dict[Path, int]:
 
 
 def _of(job: Job, tool: Any, shared: Shared) -> Iterator[tuple[str, str]]:
-    shared.unread.clear()
-    shared.waits, shared.unmade = bool(job.needs), not all(need.done() for need in job.needs)
+    shared.unread, shared.needs = [], job.needs
     parser = tool.parser()
     parser.error = partial(_refuse, job)
     try:
