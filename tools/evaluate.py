@@ -67,9 +67,8 @@ def main(args: argparse.Namespace) -> None:
     weights = [_weights_from_root(name) for name in args.weights or suite.weights]
     place = Path.cwd()
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
-    own = ["its own pretrainings"] if suite.sweep else []
-    names = ", ".join([*own, *map(weights_name, weights)]) or "no checkpoint"
-    say(f"suite {suite.name}: {len(suite.tasks)} tasks for each of {names}; output in {output}")
+    names = ", ".join([*(["its own pretrainings"] if suite.sweep else []), *map(weights_name, weights)])
+    say(f"suite {suite.name}: {len(suite.tasks)} tasks for each of {names or 'no checkpoint'}; output in {output}")
     engine = _engine(args, output)
     shared = Shared()
     jobs = plan(suite, weights, output, args.preset, shared.backbone)
@@ -88,7 +87,7 @@ def main(args: argparse.Namespace) -> None:
     if args.dry_run:
         show_plan(jobs, costs, gpus, args.price)
     found = preflight(jobs, TOOLS, shared)
-    if isinstance(engine, Slurm) and not any(word.startswith("time=") for word in args.sbatch):
+    if isinstance(engine, Slurm) and "time" not in engine.setup.options:
         _warn_of_limits([(job, costs[job.title]) for job in jobs])
     shards = shard.count if shard else _shards(args, jobs) if args.export else math.inf
     if several := [job for job in jobs if job.task.nodes > shards and not job.done()]:
@@ -114,18 +113,16 @@ def main(args: argparse.Namespace) -> None:
 
 def _refuse(found: Refusals, *, elsewhere: bool) -> None:
     """Show all refusals; InputError if there are any but, where tasks run elsewhere, of this machine."""
-    if not found:
-        return
-    show_refusals(found)
+    if found:
+        show_refusals(found)
     fatal = [jobs for (what, _), jobs in found.items() if not (elsewhere and what in OF_THE_MACHINE)]
-    if not fatal:
+    if names := list(dict.fromkeys(job.task.name for jobs in fatal for job in jobs)):
+        raise InputError(
+            f"expected a plan whose every task can run, found {counted(len(names), 'task')} refused (the table above); "
+            f"correct them, or leave them out: --skip {' '.join(names)}"
+        )
+    if found:
         warn(f"refused here for {', '.join(sorted({what for what, _ in found}))}; tasks run elsewhere and go on")
-        return
-    names = list(dict.fromkeys(job.task.name for jobs in fatal for job in jobs))
-    raise InputError(
-        f"expected a plan whose every task can run, found {counted(len(names), 'task')} refused (the table above); "
-        f"correct them, or leave them out: --skip {' '.join(names)}"
-    )
 
 
 def _warn_of_limits(plan: Sequence[tuple[Job, Expected]]) -> None:
@@ -143,19 +140,18 @@ def _engine(args: argparse.Namespace, output: Path) -> Executor | None:
     if args.slurm and on != "slurm":
         raise InputError(f"expected --slurm or --on {on}, found both; leave one out")
     options = _sbatch_options(args, on)
-    apart = [name for name, asked in (("--shard", args.shard is not None), ("--export", args.export)) if asked]
-    if len(apart) > 1:
+    if args.export and args.shard is not None:
         raise InputError("expected --export, which numbers its shards, or --shard, found both; leave one out")
-    if on != "local":
-        if apart:
-            raise InputError(
-                f"expected {apart[0]} for processes of this machine, found it with --on {on}; leave it out"
-            )
-        engine: Executor = executor_class(on)(Setup(output, on.partition(":")[2], options, args.jobs))
-        return engine
-    if args.cancel:
-        raise InputError("expected --cancel with --on ENGINE, found it without; Ctrl-C ends a suite on this machine")
-    return None
+    if on == "local":
+        if args.cancel:
+            reason = "expected --cancel with --on ENGINE, found it without; Ctrl-C ends a suite on this machine"
+            raise InputError(reason)
+        return None
+    if args.export or args.shard is not None:
+        apart = "--export" if args.export else "--shard"
+        raise InputError(f"expected {apart} for processes of this machine, found it with --on {on}; leave it out")
+    engine: Executor = executor_class(on)(Setup(output, on.partition(":")[2], options, args.jobs))
+    return engine
 
 
 def _export(args: argparse.Namespace, output: Path, place: Path, jobs: Sequence[Job], gpus: int) -> None:
@@ -176,13 +172,12 @@ def _shards(args: argparse.Namespace, jobs: Sequence[Job]) -> int:
 
 def _show_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Print how each task ended (of many: how many of each kind), and the failures with their logs."""
-    if len(outcomes) <= LISTED:
-        rows = [[o.job.title, o.status, f"{o.seconds:.0f}"] for o in outcomes]
-    else:
-        kinds: dict[tuple[str, str], list[float]] = {}
-        for o in outcomes:
-            kinds.setdefault((o.job.task.name, o.status), []).append(o.seconds)
-        rows = [[f"{name}, {len(each)} checkpoints", how, f"{sum(each):.0f}"] for (name, how), each in kinds.items()]
+    kinds: dict[tuple[str, str], list[float]] = {}
+    for o in outcomes:
+        name = o.job.title if len(outcomes) <= LISTED else o.job.task.name
+        kinds.setdefault((name, o.status), []).append(o.seconds)
+    rows = [[name if len(each) == 1 else f"{name}, {len(each)} checkpoints", how, f"{sum(each):.0f}"]
+            for (name, how), each in kinds.items()]  # fmt: skip
     table("tasks", ["task", "ended", "seconds"], rows)
     failures = [outcome for outcome in outcomes if not outcome.well]
     for outcome in failures[:LISTED]:
