@@ -41,7 +41,7 @@ from momentum_transfer.suites.attempt import Outcome, alone
 from momentum_transfer.suites.executors import Executor, Setup, cancel, executor_class, run_on
 from momentum_transfer.suites.local import KINDS, export, read_shard, run_local
 from momentum_transfer.suites.planning import LISTED, Expected, expected, plan, read_measured, select, show_plan
-from momentum_transfer.suites.preflight import OF_THE_MACHINE, Refusals, Shared, preflight, show_refusals
+from momentum_transfer.suites.preflight import Shared, preflight, refuse
 from momentum_transfer.suites.progress import write_plan
 from momentum_transfer.suites.slurm import OURS, Slurm
 from momentum_transfer.suites.suite import Suite, load_suite
@@ -92,7 +92,7 @@ def main(args: argparse.Namespace) -> None:
     shards = shard.count if shard else _shards(args, jobs) if args.export else math.inf
     if several := [job for job in jobs if job.task.nodes > shards and not job.done()]:
         found["nodes", f"expected a shard for each node, found {shards}; begin more"] = several
-    _refuse(found, elsewhere=engine is not None or bool(args.export))
+    refuse(found, elsewhere=engine is not None or bool(args.export))
     if args.dry_run:
         return
     if args.export:
@@ -109,20 +109,6 @@ def main(args: argparse.Namespace) -> None:
         reported = _report(args, output, jobs, weights)
     if not reported or not all(outcome.well for outcome in outcomes):
         raise SystemExit(1)
-
-
-def _refuse(found: Refusals, *, elsewhere: bool) -> None:
-    """Show all refusals; InputError if there are any but, where tasks run elsewhere, of this machine."""
-    if found:
-        show_refusals(found)
-    fatal = [jobs for (what, _), jobs in found.items() if not (elsewhere and what in OF_THE_MACHINE)]
-    if names := list(dict.fromkeys(job.task.name for jobs in fatal for job in jobs)):
-        raise InputError(
-            f"expected a plan whose every task can run, found {counted(len(names), 'task')} refused (the table above); "
-            f"correct them, or leave them out: --skip {' '.join(names)}"
-        )
-    if found:
-        warn(f"refused here for {', '.join(sorted({what for what, _ in found}))}; tasks run elsewhere and go on")
 
 
 def _warn_of_limits(plan: Sequence[tuple[Job, Expected]]) -> None:

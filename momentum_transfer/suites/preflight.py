@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made
-from momentum_transfer.core.log import say, speaking, table
+from momentum_transfer.core.log import say, speaking, table, warn
 from momentum_transfer.core.shipped import TOOLS, tool_file
 from momentum_transfer.suites.task import NO_FILES, Job
 
 #: What is asked of the machine that runs a task, which with Slurm is another one than plans it.
-OF_THE_MACHINE = ("engine", "data", "disk")
+_OF_THE_MACHINE = ("engine", "data", "disk")
 
 
 @dataclass
@@ -122,10 +122,21 @@ def _refuse(job: Job, message: str) -> NoReturn:
     raise InputError(f"{message}; correct the command of {job.task.name}")
 
 
-def show_refusals(found: Refusals) -> None:
-    """A table of them: the reason, what it is about, and the tasks."""
+def refuse(found: Refusals, *, elsewhere: bool) -> None:
+    """Show all refusals; InputError if there are any but, where tasks run elsewhere, of this machine."""
+    if not found:
+        return
     rows = []
     for (what, reason), jobs in found.items():
         tasks = ", ".join(dict.fromkeys(job.task.name for job in jobs))
         rows.append([reason, what, tasks, ", ".join(dict.fromkeys(job.weights for job in jobs))])
     table("refused before anything starts", ["reason", "about", "tasks", "checkpoints"], rows)
+    fatal = [jobs for (what, _), jobs in found.items() if not (elsewhere and what in _OF_THE_MACHINE)]
+    if not fatal:
+        warn(f"refused here for {', '.join(sorted({what for what, _ in found}))}; tasks run elsewhere and go on")
+        return
+    names = list(dict.fromkeys(job.task.name for jobs in fatal for job in jobs))
+    raise InputError(
+        f"expected a plan whose every task can run, found {counted(len(names), 'task')} refused (the table above); "
+        f"correct them, or leave them out: --skip {' '.join(names)}"
+    )
