@@ -2,8 +2,7 @@
 
 A job that fails stops only those that need it. A stop by signal is no end: SIGTERM (preemption, ``scontrol requeue``,
 ``scancel``, a node that is drained) lets the task save and leave, and no exit code is written, so that the requeued
-job, or the same command later, goes on. Before a time limit submitit is warned by SIGUSR2: :meth:`Attempt.checkpoint`
-lets the task save, and submitit puts the job into the queue again.
+job, or the same command later, goes on.
 
 A task on several nodes is an attempt on each: that of node 0 notes begin and end, and in the state where torchrun's
 processes meet (``rendezvous``); the others join it there. It begins once all others hold their lock; a failure in which
@@ -24,7 +23,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,15 +39,11 @@ from momentum_transfer.core.records import SPENT
 from momentum_transfer.core.shipped import started, workplace
 from momentum_transfer.suites.task import Job
 
-#: Seconds that a run waits for the tasks of a killed one, which save and end.
-_LOCK_PATIENCE = 150.0
-
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
-#: Hold the lock of a folder, whose descriptor tasks inherit; InputError if tasks of a killed runner do not end.
-alone = partial(run_lock.alone, patience=_LOCK_PATIENCE, for_children=True)
-
+#: Hold the lock of a folder, whose descriptor tasks inherit; waits for those of a killed runner, which save and end.
+alone = partial(run_lock.alone, patience=150.0, for_children=True)
 #: Exit codes of a task that a signal stopped, as Python's subprocess and as a shell report them -> the signal.
 _STOPS = {
     code: number
@@ -100,52 +95,45 @@ def start(
     job.folder.mkdir(parents=True, exist_ok=True)
     nodes = job.task.nodes if rendezvous else 1
     spent = job.begin(job.gpus(gpus) * nodes, **({"rendezvous": rendezvous} if rendezvous else {}))
-    environment = {**environment, "PYTHONUNBUFFERED": "1", SPENT: f"{spent:.1f}"}
+    environment = {**environment, SPENT: f"{spent:.1f}"}
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(device)
-    return _process(full_command(job, gpus, rendezvous=rendezvous), job.log, environment, locks), spent
+    return _logged(full_command(job, gpus, rendezvous=rendezvous), job.log, locks, environment), spent
 
 
-def _process(
-    command: list[str], path: Path, environment: dict[str, str], locks: tuple[int, ...] = ()
+def _logged(
+    command: list[str], path: Path, locks: tuple[int, ...], environment: Mapping[str, str] = {}
 ) -> subprocess.Popen[bytes]:
     """Start a command with its output at the end of a log, holding ``locks``."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
     with open(path, "ab") as log:
         log.write(f"$ {shlex.join(command)}\n".encode())
         log.flush()
-        # A session of its own: Ctrl-C reaches it once, through us, because a second signal would mean "at once".
-        return subprocess.Popen(
-            command, cwd=workplace(), env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True, pass_fds=locks, preexec_fn=_in_the_child(os.getpid()),
-        )  # fmt: skip
+        return _process(command, env=environment, stdout=log, stderr=subprocess.STDOUT, pass_fds=locks)
 
 
 def start_part(job: Job, gpus: int, node: int) -> subprocess.Popen[bytes]:
     """Start a node's part in a job on several, which notes by itself how it ended."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _PART], cwd=workplace(), stdin=subprocess.PIPE, start_new_session=True,
-        preexec_fn=_in_the_child(os.getpid()),
-    )  # fmt: skip
+    process = _process([sys.executable, "-c", _PART], stdin=subprocess.PIPE)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin:
         pickle.dump(Attempt(job, gpus, node=node), process.stdin)
     return process
 
 
-def _in_the_child(parent: int) -> Callable[[], None]:
-    """What a task's process does before its command.
+def _process(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """A process that leaves Slurm's warning to us, and on Linux gets SIGTERM as soon as we are gone, even killed."""
+    parent = os.getpid()
 
-    It leaves Slurm's warning to the parent, and on Linux gets SIGTERM as soon as the parent is gone, even killed.
-    """
-
-    def act() -> None:
+    def in_the_child() -> None:
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         if _LIBC is not None:
             _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
             if os.getppid() != parent:  # gone before the signal was set
                 os._exit(128 + signal.SIGTERM)
 
-    return act
+    # A session of its own: Ctrl-C reaches it once, through us, because a second signal would mean "at once".
+    return subprocess.Popen(command, cwd=workplace(), start_new_session=True, preexec_fn=in_the_child, **options)
 
 
 @dataclass(frozen=True)
@@ -301,7 +289,7 @@ class Attempt:
                     continue
                 joined = rendezvous
                 command = full_command(self.job, self.gpus, node, rendezvous)
-                self._wait(_process(command, log, {"PYTHONUNBUFFERED": "1"}, (lock,)), rendezvous)
+                self._wait(_logged(command, log, (lock,)), rendezvous)
         sys.exit(128 + signal.SIGTERM)
 
     def _stopping(self) -> contextlib.AbstractContextManager[None]:
@@ -329,12 +317,10 @@ class Attempt:
 
 def _gone(locks: Mapping[Path, str]) -> bool:
     """Whether one of these locks has another owner by now, or one that gives no sign of life."""
-    if any(run_lock.lives_here(text) is None for text in locks.values()):
+    if any(run_lock.lives_here(text) is None for text in locks.values()):  # on another machine
         time.sleep(run_lock.SILENCE)
-    return any(
-        run_lock.signed(path) != text or not run_lock.alive(path, within=run_lock.SILENCE)
-        for path, text in locks.items()
-    )
+    return any(run_lock.signed(path) != text or not run_lock.alive(path, within=run_lock.SILENCE)
+               for path, text in locks.items())  # fmt: skip
 
 
 def _own_address() -> str:
