@@ -93,14 +93,10 @@ def parser() -> argparse.ArgumentParser:
     add("--features", metavar="TRAIN.npz", default="", help="features made elsewhere, with labels")
     add("--test-features", metavar="TEST.npz", default="")
     add("--results", type=own_file, metavar="FILE", help="default: OUTPUT_DIR/results.jsonl")
-    add(
-        "--verify", action="store_true",
-        help="read every image file to know it in the feature cache by content (default: by path, size and time)",
-    )  # fmt: skip
-    add(
-        "--forbid-overlap", action="store_true",
-        help="refuse test images that are, byte for byte, among the training images (default: a warning)",
-    )  # fmt: skip
+    add("--verify", action="store_true",
+        help="read every image file to know it in the cache by content (default: by path, size and time)")  # fmt: skip
+    add("--forbid-overlap", action="store_true",
+        help="refuse test images that are, byte for byte, among the training images (default: a warning)")  # fmt: skip
     add("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
     return parser
 

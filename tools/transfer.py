@@ -107,10 +107,8 @@ def parser() -> argparse.ArgumentParser:
     add("--resume", action="store_true", help="go on with a training that was stopped")
     add("--trials", type=int, help="how many seeds (default: the config's TRIALS)")
     add("--results", type=own_file, help="where records go (default: OUTPUT_DIR/results.jsonl)")
-    add(
-        "--forbid-overlap", action="store_true",
-        help="refuse test images that are, byte for byte, among the training images (default: a warning)",
-    )  # fmt: skip
+    add("--forbid-overlap", action="store_true",
+        help="refuse test images that are, byte for byte, among the training images (default: a warning)")  # fmt: skip
     add("--check-data", action="store_true", help="only look through data and images; writes nothing")
     add("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
     return parser
