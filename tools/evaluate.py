@@ -18,7 +18,6 @@ timed-out jobs resume (docs/cluster.md); tools/status.py shows where the tasks a
 import argparse
 import contextlib
 import itertools
-import math
 import os
 import re
 import subprocess
@@ -89,14 +88,17 @@ def main(args: argparse.Namespace) -> None:
     found = preflight(jobs, TOOLS, shared)
     if isinstance(engine, Slurm) and "time" not in engine.setup.options:
         _warn_of_limits([(job, costs[job.title]) for job in jobs])
-    shards = shard.count if shard else _shards(args, jobs) if args.export else math.inf
-    if several := [job for job in jobs if job.task.nodes > shards and not job.done()]:
+    # --export: as many shards as --jobs says, or as tasks may begin side by side, on all their nodes.
+    shards = args.jobs or max(sum(not job.needs for job in jobs), *(job.task.nodes for job in jobs))
+    shards = shard.count if shard else shards
+    apart = shard is not None or bool(args.export)
+    if several := [job for job in jobs if apart and job.task.nodes > shards and not job.done()]:
         found["nodes", f"expected a shard for each node, found {shards}; begin more"] = several
     refuse(found, elsewhere=engine is not None or bool(args.export))
     if args.dry_run:
         return
     if args.export:
-        _export(args, output, place, jobs, gpus)
+        _export(args, output, place, jobs, gpus, shards)
         return
     with alone(output) if shard is None else contextlib.nullcontext() as lock, suite_run(output):
         suite.write_description(output)
@@ -140,20 +142,14 @@ def _engine(args: argparse.Namespace, output: Path) -> Executor | None:
     return engine
 
 
-def _export(args: argparse.Namespace, output: Path, place: Path, jobs: Sequence[Job], gpus: int) -> None:
-    """Write the script or manifest of --export."""
+def _export(args: argparse.Namespace, output: Path, place: Path, jobs: Sequence[Job], gpus: int, count: int) -> None:
+    """Write the script or manifest of ``count`` shards."""
     words = [word for before, word in itertools.pairwise(sys.argv)
              if not word.startswith(("--export", "--jobs")) and before not in ("--export", "--jobs")]  # fmt: skip
-    count = _shards(args, jobs)
     suffix, how = KINDS[args.export]
     path = output / f"shards{suffix}"
     write_text(path, export(args.export, typed([sys.argv[0], *words]), place, jobs, gpus, count))
     say(f"wrote {path}, {counted(count, 'shard')}: {how}")
-
-
-def _shards(args: argparse.Namespace, jobs: Sequence[Job]) -> int:
-    """How many shards --export writes: --jobs, else as many as tasks may begin side by side, on all their nodes."""
-    return args.jobs or max(sum(not job.needs for job in jobs), *(job.task.nodes for job in jobs))
 
 
 def _show_outcomes(outcomes: Sequence[Outcome]) -> None:

@@ -20,7 +20,6 @@ if not __package__:  # python tools/NAME.py
 
 from momentum_transfer.core.command import number_in, run_tool
 from momentum_transfer.core.log import duration, say, silent, table
-from momentum_transfer.suites.executors import submitted
 from momentum_transfer.suites.progress import Standing, standings
 
 #: Rows of the table unless --all is given.
@@ -33,7 +32,7 @@ _ORDER = ("failed", "silent", "running", "stopped", "not run", "queued", "to do"
 def main(args: argparse.Namespace) -> None:
     output = Path(args.folder)
     while True:
-        tasks = standings(output, submitted(output))
+        tasks = standings(output)
         live = sys.stdout.isatty() and not args.once
         if live:
             print("\x1b[H\x1b[2J", end="")

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Annotated, TextIO
+from unittest import mock
 
 import msgspec
 
@@ -173,15 +174,10 @@ def _forks(environment: Mapping[str, str]) -> bool:
     if sys.platform != "linux":
         return False
     if _forks_have is None:
-        before, _forks_have = os.environ.get(_THREADS), threads
+        _forks_have = threads
         forkserver.set_forkserver_preload(list(IMPORTED))
-        os.environ[_THREADS] = threads  # read when torch is imported
-        try:
+        with mock.patch.dict(os.environ, {_THREADS: threads}):  # read when torch is imported
             forkserver.ensure_running()
-        finally:
-            os.environ.pop(_THREADS)
-            if before is not None:
-                os.environ[_THREADS] = before
     return _forks_have == threads
 
 

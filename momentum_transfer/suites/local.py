@@ -182,15 +182,12 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Running:
-    """A task's process, or that of its part on a ``node``; its claim is held.
-
-    ``began`` by the monotonic clock, ``spent``: seconds of earlier attempts.
-    """
+    """A task's process, or that of its part on a ``node``; its claim is held."""
 
     job: Job
     process: subprocess.Popen[bytes]
-    began: float
-    spent: float
+    began: float  # by the monotonic clock
+    spent: float  # seconds of earlier attempts
     held: contextlib.ExitStack
     node: int | None = None
 
