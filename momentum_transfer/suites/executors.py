@@ -179,7 +179,6 @@ class _Run:
     gpus: int
     poll: float
     numbers: dict[str, str]  # of all submitted jobs, by title
-    answers: bool = True  # the engine does
     said: tuple[str, float] = ("", -PLAIN_INTERVAL)  # the last line on where the tasks are, and when
     warned: set[str] = field(default_factory=set)  # reasons for which a job may never start
 
@@ -191,18 +190,27 @@ class _Run:
         for job in left:
             job.forget_end()
         doubted: dict[str, float] = {}
-        began = time.monotonic()
+        began, answers = time.monotonic(), True
         while waiting or left:
             left = self._submit(left, waiting, stop)
-            if (answer := self._look(waiting)) is not None:
-                for title, job in list(waiting.items()):
-                    seen = answer.get(self.numbers[title])
-                    last[title] = seen or last.get(title, Seen(""))
-                    if seen is not None and seen.alive:
-                        doubted.pop(title, None)
-                    elif job.ended() or time.monotonic() - doubted.setdefault(title, time.monotonic()) >= SETTLE:
-                        del waiting[title]
-                self._show([*waiting, *(job.title for job in left)], answer, len(jobs))
+            try:
+                answer = self.executor.look([self.numbers[title] for title in waiting]) if waiting else {}
+                answers = True
+            except InputError as error:
+                if answers:
+                    warn(f"{error} Asking again.")
+                answers = False
+                time.sleep(5.0)
+                _refuse_stop(stop, "waiting")
+                continue
+            for title, job in list(waiting.items()):
+                seen = answer.get(self.numbers[title])
+                last[title] = seen or last.get(title, Seen(""))
+                if seen is not None and seen.alive:
+                    doubted.pop(title, None)
+                elif job.ended() or time.monotonic() - doubted.setdefault(title, time.monotonic()) >= SETTLE:
+                    del waiting[title]
+            self._show([*waiting, *(job.title for job in left)], answer, len(jobs))
             _pause(min(self.poll, max(1.0, (time.monotonic() - began) / 20)) if waiting else 0.0, stop)
         return last
 
@@ -235,19 +243,6 @@ class _Run:
             raise InputError(f"expected {self.executor.name} to take {rest[0].title}, found that it takes none of "
                              f"{counted(len(rest), 'task')}; mend its submit()")  # fmt: skip
         return rest
-
-    def _look(self, waiting: Collection[str]) -> Mapping[str, Seen] | None:
-        """The states of the waiting jobs by number; None, with a warning, while the engine does not answer."""
-        try:
-            seen = self.executor.look([self.numbers[title] for title in waiting]) if waiting else {}
-            self.answers = True
-            return seen
-        except InputError as error:
-            if self.answers:
-                warn(f"{error} Asking again.")
-            self.answers = False
-            time.sleep(5.0)
-            return None
 
     def _show(self, titles: Collection[str], answer: Mapping[str, Seen], total: int) -> None:
         """Log how many tasks are where, when that changes, and warn of those that may never start."""
