@@ -211,7 +211,10 @@ class _Run:
                 elif job.ended() or time.monotonic() - doubted.setdefault(title, time.monotonic()) >= SETTLE:
                     del waiting[title]
             self._show([*waiting, *(job.title for job in left)], answer, len(jobs))
-            _pause(min(self.poll, max(1.0, (time.monotonic() - began) / 20)) if waiting else 0.0, stop)
+            next_look = time.monotonic() + min(self.poll, max(1.0, (time.monotonic() - began) / 20))
+            while waiting and time.monotonic() < next_look:
+                _refuse_stop(stop, "waiting")
+                time.sleep(0.1)
         return last
 
     def _submit(self, left: list[Job], waiting: dict[str, Job], stop: StopSignal) -> list[Job]:
@@ -262,13 +265,6 @@ class _Run:
             if one.advice and one.reason not in self.warned:
                 self.warned.add(one.reason)
                 warn(f"{title}: job {self.numbers[title]} is queued and may stay so: {one.reason}: {one.advice}")
-
-
-def _pause(seconds: float, stop: StopSignal) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        _refuse_stop(stop, "waiting")
-        time.sleep(0.1)
 
 
 def _refuse_stop(stop: StopSignal, doing: str) -> None:

@@ -119,27 +119,27 @@ class _Run:
 
     def _start(self, job: Job, slot: int) -> bool:
         """Start a job, or be a node of one on several, unless others have it, or have just ended it."""
+        several = self.shard is not None and job.task.nodes > 1
         with contextlib.ExitStack() as held:
-            nodes = range(job.task.nodes if self._turn(job) != 1 else 1)
-            node = next((node for node in nodes if _claim(job, held, node)), None)
+            node = next((node for node in range(job.task.nodes if several else 1) if _claim(job, held, node)), None)
             if node is None:
                 return False
             locks: tuple[int, ...] = () if self.lock is None else (self.lock,)
-            if len(nodes) == 1:
+            if not several:
                 try:
                     locks += (held.enter_context(alone(job.folder, patience=0.0, name=node_lock(0))),)
                 except InputError:  # an engine's attempt, or a task of a killed run that still saves
                     return False
             if self._ended_elsewhere(job):
                 return False
-            if len(nodes) == 1:
+            if several:
+                say(f"{job.title}: node {node} of {job.task.nodes}, which begins when all are there")
+                process, spent = start_part(job, self.gpus, node), 0.0
+            else:
                 say(f"{job.title}: running, output in {job.log}")
                 device = slot % self.gpus if self.parallel > 1 and self.gpus else None
                 process, spent = start(job, min(self.gpus, 1) if self.parallel > 1 else self.gpus, device, locks)
-            else:
-                say(f"{job.title}: node {node} of {len(nodes)}, which begins when all are there")
-                process, spent = start_part(job, self.gpus, node), 0.0
-            part = node if len(nodes) > 1 else None
+            part = node if several else None
             self.running[slot] = _Running(job, process, time.monotonic(), spent, held.pop_all(), part)
             self.waiting.remove(job)
             return True

@@ -158,12 +158,9 @@ class Cluster:
 
 
 class Keeper:
-    """The actor that holds the tasks of one submission; made again after the loss of its node, it goes on.
+    """The actor that holds the tasks of one submission, needs first; made again after the loss of its node, it goes on.
 
-    Args:
-        attempts: needs first.
-        place: the folder that tasks run in.
-        cpus: that one may ask for.
+    ``place``: the folder that tasks run in; ``cpus``: the most that one may ask for.
     """
 
     def __init__(self, attempts: Sequence[Attempt], place: str, cpus: int) -> None:

@@ -101,10 +101,8 @@ def standings(output: Path) -> list[Standing]:
 
 def _read(folder: Path, key: str) -> tuple[dict[str, Any], list[str]]:
     """(state, the lines at the end of the log) of a task; both empty where they are of another command."""
-    state = read_state(folder)
-    if state.get("key") != key:
-        return {}, []
-    return state, [] if state.get("exit_code") == 0 else last_lines(folder / LOG)
+    state = read_state(folder, key)
+    return state, last_lines(folder / LOG) if state and state.get("exit_code") != 0 else []
 
 
 def _standing(
