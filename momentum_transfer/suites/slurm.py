@@ -8,7 +8,6 @@ begin when job k of another has ended well (``aftercorr``); so its jobs stand in
 import contextlib
 import io
 import os
-import shutil
 import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,12 +141,12 @@ def squeue() -> dict[str, Seen]:
 
 def _accounted(numbers: Sequence[str]) -> dict[str, Seen]:
     """The states of ended jobs by accounting; empty where there is none."""
-    if not numbers or shutil.which("sacct") is None:
+    if not numbers:
         return {}
     options = ["--allocations", "--noheader", "--parsable2", "--format=JobID,State"]
     try:
         text = _ask(["sacct", *options, f"--jobs={','.join(numbers)}"])
-    except InputError:
+    except InputError:  # not installed, too
         return {}
     lines = (line.partition("|") for line in text.splitlines())
     states = {number: state.split()[0] for number, _, state in lines if state.strip()}
@@ -199,9 +198,8 @@ class Array:
 
     def dependency(self) -> str:
         """sbatch's word for what has to end well before; "" for nothing. Needs have their numbers by then."""
-        if len(self.jobs) > 1:
-            return ",".join(f"aftercorr:{place.array.number}" for place in self.needs)
-        return ",".join(f"afterok:{place.number}" for place in self.needs)
+        one = len(self.jobs) == 1
+        return ",".join(f"afterok:{need.number}" if one else f"aftercorr:{need.array.number}" for need in self.needs)
 
 
 @dataclass(frozen=True)
@@ -230,8 +228,7 @@ def arrays(jobs: Sequence[Job], earlier: Mapping[str, Place], longest: int) -> l
     for job in jobs:
         needs = tuple(places[need.title] for need in job.needs if need.title in places)
         indices = {place.index for place in needs}
-        task = job.task
-        like = (task.name, task.cpus, task.minutes, task.distributed, *(id(place.array) for place in needs))
+        like = (job.task.name, *(id(place.array) for place in needs))  # of one task all ask for the same
         candidates = open_arrays.setdefault(like, [])
         for array in reversed(candidates):
             if len(array.jobs) < longest and indices <= {len(array.jobs)}:
