@@ -226,9 +226,10 @@ def run_on_nodes(attempt: Attempt, place: str, cpus: int, *_needs: None) -> None
         group = placement_group([bundle] * nodes, strategy="STRICT_SPREAD")
         ray.get(group.ready())
         refs = []
-        for attempt.node in range(nodes):
-            where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=attempt.node)
+        for node in range(nodes):
+            where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node)
             task = ray.remote(run_attempt).options(max_retries=0, scheduling_strategy=where, **asked)
+            attempt.node = node
             refs.append(task.remote(attempt, place, cpus))
         try:
             ray.get(refs)

@@ -40,7 +40,8 @@ class Shared:
     def read(self, weights: str, reader: Callable[..., Any] | None = None, **options: Any) -> Any:
         """As ``backbone``; None for weights that are no file, not made yet, or that cannot be read (see ``unread``)."""
         if weights in self._made:
-            reader, (weights, options) = None, self._made[weights]
+            weights, options = self._made[weights]
+            reader = None
         file = weights.removeprefix(RANDOM_OF)
         later = self.needs and not is_made(file) and not is_hub_name(file) and not Path(file).exists()
         if later or weights in ("", *NO_FILES) or weights.startswith("module:"):  # the user's code, which its task runs
@@ -48,8 +49,8 @@ class Shared:
         try:
             return self.backbone(weights, reader, **options)
         except InputError as error:
-            stopped = Path(file).is_dir() and not all(need.done() for need in self.needs)  # before its checkpoint
-            self.unread += [] if stopped else [str(error)]
+            if not Path(file).is_dir() or all(need.done() for need in self.needs):  # else stopped before a checkpoint
+                self.unread.append(str(error))
             return None
 
     def backbone(self, weights: str, reader: Callable[..., Any] | None = None, **options: Any) -> Any:
