@@ -247,7 +247,7 @@ class Attempt:
         with self._stopping():
             others = self._others()
             self._began = time.monotonic()
-            rendezvous = f"{_own_address()}:{_free_port()}" if self.job.task.nodes > 1 else ""
+            rendezvous = _meeting_place() if self.job.task.nodes > 1 else ""
             process, self._spent = start(
                 self.job, self.gpus, locks=(lock,), rendezvous=rendezvous, environment=self._suite
             )
@@ -323,17 +323,13 @@ def _gone(locks: Mapping[Path, str]) -> bool:
                for path, text in locks.items())  # fmt: skip
 
 
-def _own_address() -> str:
-    """This machine's address as others reach it; pods of Kubernetes do not know each other by name."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+def _meeting_place() -> str:
+    """HOST:PORT of this machine, by its address, since pods of Kubernetes do not know each other by name."""
+    with socket.socket() as free, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        free.bind(("", 0))
         try:
             probe.connect(("192.0.2.1", 9))  # an address for documentation (RFC 5737); nothing is sent
-            return str(probe.getsockname()[0])
+            host = probe.getsockname()[0]
         except OSError:  # no route
-            return socket.gethostname()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+            host = socket.gethostname()
+        return f"{host}:{free.getsockname()[1]}"
