@@ -106,8 +106,7 @@ def refusals(
             check_count(cfg, one)
 
     engine = functools.partial(choose_engine, cfg.ENGINE, cfg)
-    checks = {"settings": lambda: check_settings(cfg), "engine": engine, "weights": weights, "data": data}
-    found = list(refused(checks))
+    found = list(refused({"settings": lambda: check_settings(cfg), "engine": engine, "weights": weights, "data": data}))
     yield from found
     if not found:
         space[Path(cfg.OUTPUT_DIR), "checkpoints"] = disk_space(cfg)
