@@ -81,12 +81,15 @@ def run(cfg: CfgNode, request: Request) -> list[Score]:
 
 
 def refusals(
-    cfg: CfgNode, request: Request, source: SourceBackbone | None, opened: dict[str, inputs.Images]
-) -> Iterator[tuple[str, str]]:
+    cfg: CfgNode, request: Request, source: SourceBackbone | None, opened: dict[str, inputs.Images],
+    space: dict[tuple[Path, str], int],
+) -> Iterator[tuple[str, str]]:  # fmt: skip
     """(what, reason) of all that `run` would refuse before its compute; ``source``: None for words and unmade weights.
 
-    ``opened``: data sets by their settings, to which those of ``cfg`` are added, so that a plan reads each once.
+    ``opened``: data sets by their settings, to which those of ``cfg`` are added, so that a plan reads each once; to
+    ``space`` is added what goes into the cache of features (`inputs.disk_space`), unless something is refused.
     """
+    key = f"{cfg.DATASETS} {cfg.INPUT.IMAGE_SIZE}"
 
     def weights() -> None:
         _check_weights(request)
@@ -98,25 +101,15 @@ def refusals(
         if request.features or request.test_features:
             _given(request)
             return
-        images = opened.setdefault(_data_of(cfg), inputs.Images(cfg))
+        images = opened.setdefault(key, inputs.Images(cfg))
         inputs.check_classes(images.train, images.test)
         if check := evaluations.CHECKS.get(request.command):
             check(cfg, images.train.labels, f"{cfg.DATASETS.NAME} {cfg.DATASETS.TRAIN}")
 
-    yield from refused({"settings": lambda: check_settings(cfg), "weights": weights, "data": data})
-
-
-def disk_space(
-    cfg: CfgNode, request: Request, source: SourceBackbone | None, opened: dict[str, inputs.Images]
-) -> dict[tuple[Path, str], int]:
-    """What a command that `refusals` lets pass adds to the cache of features; see `inputs.disk_space`."""
-    if source is None or request.command not in ON_FEATURES or request.features:
-        return {}
-    return inputs.disk_space(cfg, source, opened[_data_of(cfg)])
-
-
-def _data_of(cfg: CfgNode) -> str:
-    return f"{cfg.DATASETS} {cfg.INPUT.IMAGE_SIZE}"
+    found = list(refused({"settings": lambda: check_settings(cfg), "weights": weights, "data": data}))
+    yield from found
+    if not found and source is not None and request.command in ON_FEATURES and not request.features:
+        space |= inputs.disk_space(cfg, source, opened[key])
 
 
 def _check_weights(request: Request) -> None:

@@ -18,7 +18,6 @@ timed-out jobs resume (docs/cluster.md); tools/status.py shows where the tasks a
 import argparse
 import contextlib
 import itertools
-import math
 import os
 import re
 import subprocess
@@ -41,7 +40,7 @@ from momentum_transfer.suites.attempt import Outcome, alone
 from momentum_transfer.suites.executors import Executor, Setup, cancel, executor_class, run_on
 from momentum_transfer.suites.local import KINDS, export, read_shard, run_local
 from momentum_transfer.suites.planning import LISTED, Expected, expected, plan, read_measured, select, show_plan
-from momentum_transfer.suites.preflight import OF_THE_MACHINE, Refusals, Shared, preflight, show_refusals
+from momentum_transfer.suites.preflight import Shared, preflight, refuse
 from momentum_transfer.suites.progress import write_plan
 from momentum_transfer.suites.slurm import OURS, Slurm
 from momentum_transfer.suites.suite import Suite, load_suite
@@ -67,9 +66,8 @@ def main(args: argparse.Namespace) -> None:
     weights = [_weights_from_root(name) for name in args.weights or suite.weights]
     place = Path.cwd()
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
-    own = ["its own pretrainings"] if suite.sweep else []
-    names = ", ".join([*own, *map(weights_name, weights)]) or "no checkpoint"
-    say(f"suite {suite.name}: {len(suite.tasks)} tasks for each of {names}; output in {output}")
+    names = ", ".join([*(["its own pretrainings"] if suite.sweep else []), *map(weights_name, weights)])
+    say(f"suite {suite.name}: {len(suite.tasks)} tasks for each of {names or 'no checkpoint'}; output in {output}")
     engine = _engine(args, output)
     shared = Shared()
     jobs = plan(suite, weights, output, args.preset, shared.backbone)
@@ -88,16 +86,19 @@ def main(args: argparse.Namespace) -> None:
     if args.dry_run:
         show_plan(jobs, costs, gpus, args.price)
     found = preflight(jobs, TOOLS, shared)
-    if isinstance(engine, Slurm) and not any(word.startswith("time=") for word in args.sbatch):
+    if isinstance(engine, Slurm) and "time" not in engine.setup.options:
         _warn_of_limits([(job, costs[job.title]) for job in jobs])
-    shards = shard.count if shard else _shards(args, jobs) if args.export else math.inf
-    if several := [job for job in jobs if job.task.nodes > shards and not job.done()]:
+    # --export: as many shards as --jobs says, or as tasks may begin side by side, on all their nodes.
+    shards = args.jobs or max(sum(not job.needs for job in jobs), *(job.task.nodes for job in jobs))
+    shards = shard.count if shard else shards
+    apart = shard is not None or bool(args.export)
+    if several := [job for job in jobs if apart and job.task.nodes > shards and not job.done()]:
         found["nodes", f"expected a shard for each node, found {shards}; begin more"] = several
-    _refuse(found, elsewhere=engine is not None or bool(args.export))
+    refuse(found, elsewhere=engine is not None or bool(args.export))
     if args.dry_run:
         return
     if args.export:
-        _export(args, output, place, jobs, gpus)
+        _export(args, output, place, jobs, gpus, shards)
         return
     with alone(output) if shard is None else contextlib.nullcontext() as lock, suite_run(output):
         suite.write_description(output)
@@ -110,22 +111,6 @@ def main(args: argparse.Namespace) -> None:
         reported = _report(args, output, jobs, weights)
     if not reported or not all(outcome.well for outcome in outcomes):
         raise SystemExit(1)
-
-
-def _refuse(found: Refusals, *, elsewhere: bool) -> None:
-    """Show all refusals; InputError if there are any but, where tasks run elsewhere, of this machine."""
-    if not found:
-        return
-    show_refusals(found)
-    fatal = [jobs for (what, _), jobs in found.items() if not (elsewhere and what in OF_THE_MACHINE)]
-    if not fatal:
-        warn(f"refused here for {', '.join(sorted({what for what, _ in found}))}; tasks run elsewhere and go on")
-        return
-    names = list(dict.fromkeys(job.task.name for jobs in fatal for job in jobs))
-    raise InputError(
-        f"expected a plan whose every task can run, found {counted(len(names), 'task')} refused (the table above); "
-        f"correct them, or leave them out: --skip {' '.join(names)}"
-    )
 
 
 def _warn_of_limits(plan: Sequence[tuple[Job, Expected]]) -> None:
@@ -143,46 +128,38 @@ def _engine(args: argparse.Namespace, output: Path) -> Executor | None:
     if args.slurm and on != "slurm":
         raise InputError(f"expected --slurm or --on {on}, found both; leave one out")
     options = _sbatch_options(args, on)
-    apart = [name for name, asked in (("--shard", args.shard is not None), ("--export", args.export)) if asked]
-    if len(apart) > 1:
+    if args.export and args.shard is not None:
         raise InputError("expected --export, which numbers its shards, or --shard, found both; leave one out")
-    if on != "local":
-        if apart:
-            raise InputError(
-                f"expected {apart[0]} for processes of this machine, found it with --on {on}; leave it out"
-            )
-        engine: Executor = executor_class(on)(Setup(output, on.partition(":")[2], options, args.jobs))
-        return engine
-    if args.cancel:
-        raise InputError("expected --cancel with --on ENGINE, found it without; Ctrl-C ends a suite on this machine")
-    return None
+    if on == "local":
+        if args.cancel:
+            reason = "expected --cancel with --on ENGINE, found it without; Ctrl-C ends a suite on this machine"
+            raise InputError(reason)
+        return None
+    if args.export or args.shard is not None:
+        apart = "--export" if args.export else "--shard"
+        raise InputError(f"expected {apart} for processes of this machine, found it with --on {on}; leave it out")
+    engine: Executor = executor_class(on)(Setup(output, on.partition(":")[2], options, args.jobs))
+    return engine
 
 
-def _export(args: argparse.Namespace, output: Path, place: Path, jobs: Sequence[Job], gpus: int) -> None:
-    """Write the script or manifest of --export."""
+def _export(args: argparse.Namespace, output: Path, place: Path, jobs: Sequence[Job], gpus: int, count: int) -> None:
+    """Write the script or manifest of ``count`` shards."""
     words = [word for before, word in itertools.pairwise(sys.argv)
              if not word.startswith(("--export", "--jobs")) and before not in ("--export", "--jobs")]  # fmt: skip
-    count = _shards(args, jobs)
     suffix, how = KINDS[args.export]
     path = output / f"shards{suffix}"
     write_text(path, export(args.export, typed([sys.argv[0], *words]), place, jobs, gpus, count))
     say(f"wrote {path}, {counted(count, 'shard')}: {how}")
 
 
-def _shards(args: argparse.Namespace, jobs: Sequence[Job]) -> int:
-    """How many shards --export writes: --jobs, else as many as tasks may begin side by side, on all their nodes."""
-    return args.jobs or max(sum(not job.needs for job in jobs), *(job.task.nodes for job in jobs))
-
-
 def _show_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Print how each task ended (of many: how many of each kind), and the failures with their logs."""
-    if len(outcomes) <= LISTED:
-        rows = [[o.job.title, o.status, f"{o.seconds:.0f}"] for o in outcomes]
-    else:
-        kinds: dict[tuple[str, str], list[float]] = {}
-        for o in outcomes:
-            kinds.setdefault((o.job.task.name, o.status), []).append(o.seconds)
-        rows = [[f"{name}, {len(each)} checkpoints", how, f"{sum(each):.0f}"] for (name, how), each in kinds.items()]
+    kinds: dict[tuple[str, str], list[float]] = {}
+    for o in outcomes:
+        name = o.job.title if len(outcomes) <= LISTED else o.job.task.name
+        kinds.setdefault((name, o.status), []).append(o.seconds)
+    rows = [[name if len(each) == 1 else f"{name}, {len(each)} checkpoints", how, f"{sum(each):.0f}"]
+            for (name, how), each in kinds.items()]  # fmt: skip
     table("tasks", ["task", "ended", "seconds"], rows)
     failures = [outcome for outcome in outcomes if not outcome.well]
     for outcome in failures[:LISTED]:

@@ -45,15 +45,11 @@ def _request(args: argparse.Namespace) -> Any:
 def refusals(args: argparse.Namespace, shared: Any) -> Iterator[tuple[str, str]]:
     """(what, reason) of all that ``main`` would refuse before it computes; ``shared``: see `suites.preflight`."""
     from momentum_transfer.core.settings import load_config
-    from momentum_transfer.lowshot.run import disk_space
     from momentum_transfer.lowshot.run import refusals as of_run
 
     source = shared.read(args.weights, network=args.network, family=args.family, architecture=args.arch)
     cfg = load_config(get_cfg(), args.config, [*_own_data(args), *args.overrides])
-    found = list(of_run(cfg, _request(args), source, shared.data))
-    yield from found
-    if not found:
-        shared.space.update(disk_space(cfg, _request(args), source, shared.data))
+    yield from of_run(cfg, _request(args), source, shared.data, shared.space)
 
 
 def _own_data(args: argparse.Namespace) -> list[str]:
@@ -97,14 +93,10 @@ def parser() -> argparse.ArgumentParser:
     add("--features", metavar="TRAIN.npz", default="", help="features made elsewhere, with labels")
     add("--test-features", metavar="TEST.npz", default="")
     add("--results", type=own_file, metavar="FILE", help="default: OUTPUT_DIR/results.jsonl")
-    add(
-        "--verify", action="store_true",
-        help="read every image file to know it in the feature cache by content (default: by path, size and time)",
-    )  # fmt: skip
-    add(
-        "--forbid-overlap", action="store_true",
-        help="refuse test images that are, byte for byte, among the training images (default: a warning)",
-    )  # fmt: skip
+    add("--verify", action="store_true",
+        help="read every image file to know it in the cache by content (default: by path, size and time)")  # fmt: skip
+    add("--forbid-overlap", action="store_true",
+        help="refuse test images that are, byte for byte, among the training images (default: a warning)")  # fmt: skip
     add("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
     return parser
 

@@ -47,25 +47,12 @@ def parser() -> argparse.ArgumentParser:
     add("results", nargs="+", metavar="RESULTS.jsonl", help="records of evaluating tools; URLs too")
     add("--runs", nargs="*", default=[], metavar="DIR", help="OUTPUT_DIRs: curves, images, conversion")
     add("--out", metavar="FILE.html", help="default: report.html beside the first results file")
-    add(
-        "--resamples",
-        type=resamples,
-        default=1000,
-        help="of the test images for intervals (default: %(default)s; 0: none)",
-    )
-    add(
-        "--method",
-        action="append",
-        default=[],
-        metavar="NAME=CKPT,CKPT",
-        help="pretrainings of one method, as one column",
-    )
-    add(
-        "--baseline",
-        default="",
-        metavar="NAME",
-        help="checkpoint to compare with (default: of METHOD random, or so named)",
-    )
+    add("--resamples", type=resamples, default=1000,
+        help="of the test images for intervals (default: %(default)s; 0: none)")  # fmt: skip
+    add("--method", action="append", default=[], metavar="NAME=CKPT,CKPT",
+        help="pretrainings of one method, as one column")  # fmt: skip
+    add("--baseline", default="", metavar="NAME",
+        help="checkpoint to compare with (default: of METHOD random, or so named)")  # fmt: skip
     add("--margin", type=above_0, metavar="POINTS", help="says what is equal within it")
     add("--title", default="Does it transfer?", help="heading of the page (default: %(default)s)")
     return parser

@@ -169,12 +169,8 @@ def parser() -> argparse.ArgumentParser:
     add("--absent-classes", choices=("ground-truth", "union"),
                         help="semantic: mIoU over classes of the ground truth (default), or of either")  # fmt: skip
     add("--per-class", action="store_true", help="print a score per class too")
-    add(
-        "--errors",
-        type=Path,
-        metavar="FILE.json",
-        help="coco, lvis, voc: which errors were made, for report --runs (name it errors_NAME.json)",
-    )
+    add("--errors", type=Path, metavar="FILE.json",
+        help="coco, lvis, voc: which errors were made, for report --runs (name it errors_NAME.json)")  # fmt: skip
     add("--results", metavar="FILE", help="default: results.jsonl beside the predictions")
     for option, help_text in {
         "--checkpoint": "file or name of the weights that made the predictions, for the records",

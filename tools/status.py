@@ -19,8 +19,7 @@ if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.core.command import number_in, run_tool
-from momentum_transfer.core.log import say, silent, table
-from momentum_transfer.suites.executors import submitted
+from momentum_transfer.core.log import duration, say, silent, table
 from momentum_transfer.suites.progress import Standing, standings
 
 #: Rows of the table unless --all is given.
@@ -33,7 +32,7 @@ _ORDER = ("failed", "silent", "running", "stopped", "not run", "queued", "to do"
 def main(args: argparse.Namespace) -> None:
     output = Path(args.folder)
     while True:
-        tasks = standings(output, submitted(output))
+        tasks = standings(output)
         live = sys.stdout.isatty() and not args.once
         if live:
             print("\x1b[H\x1b[2J", end="")
@@ -50,7 +49,8 @@ def show(tasks: Sequence[Standing], *, everything: bool) -> None:
     ordered = sorted(tasks, key=lambda one: _ORDER.index(one.state))
     rows = ordered if everything else ordered[:ROWS]
     cells = [[one.planned.title, one.state, "" if math.isnan(one.fraction) else f"{one.fraction:.0%}",
-              _time(one.seconds), _time(one.left), one.note[:80]] for one in rows]  # fmt: skip
+              *(duration(seconds) if seconds > 0 else "" for seconds in (one.seconds, one.left)), one.note[:80]]
+             for one in rows]  # fmt: skip
     table("tasks", ["task", "state", "progress", "spent", "left", "last line"], cells)
     if len(rows) < len(tasks):
         say(f"… and {len(tasks) - len(rows)} more tasks: --all shows them")
@@ -58,15 +58,6 @@ def show(tasks: Sequence[Standing], *, everything: bool) -> None:
     used = sum(one.gpu_hours for one in tasks)
     parts = [f"{counts[state]} {state}" for state in _ORDER if counts[state]]
     say(f"{len(tasks)} tasks: {', '.join(parts)}; {used:.2f} GPU hours used")
-
-
-def _time(seconds: float) -> str:
-    """Seconds as hours, minutes and seconds; "" for none."""
-    if math.isnan(seconds) or seconds <= 0:
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def parser() -> argparse.ArgumentParser:

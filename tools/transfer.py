@@ -78,18 +78,13 @@ def _settings(args: argparse.Namespace, source: Any = None) -> tuple[Any, Any]:
 def refusals(args: argparse.Namespace, shared: Any) -> Iterator[tuple[str, str]]:
     """(what, reason) of all that ``main`` would refuse before it trains; ``shared``: see `suites.preflight`."""
     from momentum_transfer.transfer.initial_weights import read_source
-    from momentum_transfer.transfer.run import disk_space
     from momentum_transfer.transfer.run import refusals as of_run
 
     source = shared.read(args.weights or "", read_source)
     if source is None:
         args.weights = ""
     cfg, _ = _settings(args, source)
-    request = _request(args, args.weights or cfg.MODEL.WEIGHTS)
-    found = list(of_run(cfg, request, source, shared.data))
-    yield from found
-    if not found:
-        shared.space[Path(cfg.OUTPUT_DIR), "checkpoints"] = disk_space(cfg)
+    yield from of_run(cfg, _request(args, args.weights or cfg.MODEL.WEIGHTS), source, shared.data, shared.space)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -112,10 +107,8 @@ def parser() -> argparse.ArgumentParser:
     add("--resume", action="store_true", help="go on with a training that was stopped")
     add("--trials", type=int, help="how many seeds (default: the config's TRIALS)")
     add("--results", type=own_file, help="where records go (default: OUTPUT_DIR/results.jsonl)")
-    add(
-        "--forbid-overlap", action="store_true",
-        help="refuse test images that are, byte for byte, among the training images (default: a warning)",
-    )  # fmt: skip
+    add("--forbid-overlap", action="store_true",
+        help="refuse test images that are, byte for byte, among the training images (default: a warning)")  # fmt: skip
     add("--check-data", action="store_true", help="only look through data and images; writes nothing")
     add("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
     return parser

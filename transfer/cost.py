@@ -39,18 +39,15 @@ _STEP = 32
 class Cost:
     """What a network is made of and needs.
 
-    Attributes:
-        parameters, trained: how many; trained ones take gradients.
-        flops: multiply-adds of one image (fvcore counts one for both) with as many regions and detections as are
-            allowed: RPN.POST_NMS_TOPK_TEST and TEST.DETECTIONS_PER_IMAGE.
-        backbone_flops: those of backbone and pyramid. side: of that square image, in pixels.
+    Multiply-adds (fvcore counts one for both) are of one image with as many regions and detections as are allowed:
+    RPN.POST_NMS_TOPK_TEST and TEST.DETECTIONS_PER_IMAGE.
     """
 
     parameters: int
-    trained: int
+    trained: int  # parameters that take gradients
     flops: float
-    backbone_flops: float
-    side: int
+    backbone_flops: float  # of backbone and pyramid
+    side: int  # of the square image, in pixels
 
     def __str__(self) -> str:
         return (
@@ -164,21 +161,15 @@ STEPS, SECONDS, IMAGES = 6, 20.0, 2
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a training costs on this machine.
+    """What a training costs on this machine."""
 
-    Attributes:
-        step: seconds an iteration, the median of the timed ones. image: seconds to predict on one image.
-        steps, statistics, images: iterations, batches that recompute BN statistics, test images.
-        memory: bytes at the peak so far, of the process (CPU) or of the GPU. device: "cpu" or "cuda".
-    """
-
-    step: float
-    image: float
-    steps: int
-    statistics: int
-    images: int
-    memory: float
-    device: str
+    step: float  # seconds an iteration, the median of the timed ones
+    image: float  # seconds to predict on one image
+    steps: int  # iterations
+    statistics: int  # batches that recompute BN statistics
+    images: int  # test images
+    memory: float  # bytes at the peak so far, of the process (CPU) or of the GPU
+    device: str  # "cpu" or "cuda"
 
     @property
     def seconds(self) -> float:

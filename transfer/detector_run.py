@@ -37,15 +37,12 @@ CONFIG, CLASSES = "config.yaml", "classes.json"
 
 @dataclass(frozen=True)
 class RunClasses:
-    """Output k of a network is the class ``names[k]``, whose id in result files is ``ids[k]``.
-
-    title: of the data that it was trained on. engine: which one trained it.
-    """
+    """Output k of a network is the class ``names[k]``, whose id in result files is ``ids[k]``."""
 
     names: tuple[str, ...]
     ids: tuple[int, ...]
-    title: str = ""
-    engine: str = ""
+    title: str = ""  # of the data that it was trained on
+    engine: str = ""  # which one trained it
 
 
 def classes_of(data: DetectionData | SemanticData, engine: str = "") -> RunClasses:
@@ -99,16 +96,11 @@ class Found:
 
 @dataclass(frozen=True)
 class DetectorRun:
-    """A fine-tuned detector, ready to predict.
+    """A fine-tuned detector, ready to predict."""
 
-    Attributes:
-        weights: its file. cfg: its settings, with the device and engine of this machine. engine: which one runs it.
-        classes: output k is ``classes.names[k]``.
-    """
-
-    weights: Path
-    cfg: CfgNode = field(repr=False)
-    engine: Engine = field(repr=False)
+    weights: Path  # its file
+    cfg: CfgNode = field(repr=False)  # its settings, with the device and engine of this machine
+    engine: Engine = field(repr=False)  # which one runs it
     classes: RunClasses
 
     @property

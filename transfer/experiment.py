@@ -20,28 +20,21 @@ from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
 @dataclass(frozen=True)
 class Experiment:
-    """What an engine trains or predicts with.
-
-    task: with its data sets opened. initial: the weights to start from; for predictions those of a trained detector.
-    """
+    """What an engine trains or predicts with."""
 
     cfg: CfgNode = field(repr=False)
-    task: Task[Any] = field(repr=False)
-    initial: InitialWeights
+    task: Task[Any] = field(repr=False)  # with its data sets opened
+    initial: InitialWeights  # the weights to start from; for predictions those of a trained detector
 
 
 @dataclass(frozen=True)
 class Finetuned:
-    """What a fine-tuning leaves.
+    """What a fine-tuning leaves."""
 
-    weights: the detector, Detectron2's names. loaded, new: names of its tensors that came from the given weights, and
-    of those that were initialised. seconds_per_step: mean over the training, NaN if nothing was left to do.
-    """
-
-    weights: Path
-    loaded: tuple[str, ...] = ()
-    new: tuple[str, ...] = ()
-    seconds_per_step: float = float("nan")
+    weights: Path  # the detector, Detectron2's names
+    loaded: tuple[str, ...] = ()  # names of its tensors that came from the given weights
+    new: tuple[str, ...] = ()  # names of those that were initialised
+    seconds_per_step: float = float("nan")  # mean over the training, NaN if nothing was left to do
 
 
 class Predictor(Protocol):

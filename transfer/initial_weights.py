@@ -45,24 +45,18 @@ LARGEST_GROWTH = 1000.0
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """Tensors by Detectron2's names. backbone: ``stem.conv1.weight`` …; detector: ``backbone.…``.
-
-    architecture: of a backbone that is no ResNet, whose tensors have timm's names.
-    checkpoint: the fields of ``SourceBackbone.checkpoint`` for records.
-    places: of the classes that ``detector`` knows, among the classes to be trained; None: it knows just these.
-    rest: places of the others, whose rows are those of the second detector ``novel``, or start at random.
-    """
+    """Tensors by Detectron2's names. backbone: ``stem.conv1.weight`` …; detector: ``backbone.…``."""
 
     name: str
     sha256: str = ""
     network: str = ""
-    architecture: str = ""
-    checkpoint: Mapping[str, str] = field(default_factory=dict)
+    architecture: str = ""  # of a backbone that is no ResNet, whose tensors have timm's names
+    checkpoint: Mapping[str, str] = field(default_factory=dict)  # as ``SourceBackbone.checkpoint``, for records
     backbone: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     detector: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
-    places: tuple[int, ...] | None = None
-    rest: tuple[int, ...] = ()
-    novel: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    places: tuple[int, ...] | None = None  # of ``detector``'s classes among those to train; None: it knows just these
+    rest: tuple[int, ...] = ()  # places of the others, whose rows are those of ``novel``, or start at random
+    novel: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # a second detector
 
 
 def read_initial(

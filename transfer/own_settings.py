@@ -48,9 +48,8 @@ class OwnSource:
 
     def __post_init__(self) -> None:
         if self.train is None and (self.val or self.split is not None or self.title or self.images):
-            raise InputError(
-                "expected --train FOLDER_OR_FILE with --val, --split, --title or --images, found none; add it"
-            )
+            asked = "--val, --split, --title or --images"
+            raise InputError(f"expected --train FOLDER_OR_FILE with {asked}, found none; add it")
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,9 @@ class Opened:
 
 
 def load_for(
-    file: str | Path | None,
-    overrides: Sequence[str] = (),
-    source: OwnSource | None = None,
-    *,
-    weights: str = "",
-    resume: bool = False,
-    read: InitialWeights | SourceBackbone | None = None,
-) -> tuple[CfgNode, Opened]:
+    file: str | Path | None, overrides: Sequence[str] = (), source: OwnSource | None = None, *, weights: str = "",
+    resume: bool = False, read: InitialWeights | SourceBackbone | None = None,
+) -> tuple[CfgNode, Opened]:  # fmt: skip
     """Settings of a config file with what follows from the data, the machine and the weights; each is logged.
 
     Args:
@@ -185,9 +179,8 @@ def kept_schedule(cfg: CfgNode, minutes: float, place: Path, resume: bool = Fals
         earlier = config.load(begun).SOLVER
         return _with_schedule(cfg, {key: earlier[key] for key in _SCHEDULE}, minutes, "as the run began")
     if file.is_file():
-        return _with_schedule(
-            cfg, _read_schedule(file), minutes, f"decided by the first run of this comparison, {file}"
-        )
+        why = f"decided by the first run of this comparison, {file}"
+        return _with_schedule(cfg, _read_schedule(file), minutes, why)
     return None
 
 

@@ -21,14 +21,13 @@ class Predictions:
     """Detections of a data set, as a file.
 
     results: a COCO result JSON (image_id, category_id, bbox, score, segmentation as RLE), or a folder of label PNGs
-    for semantic segmentation. dataset: its name. iou_types: what can be scored of boxes, none in label PNGs. engine:
-    which one predicted.
+    for semantic segmentation.
     """
 
     results: Path
-    dataset: str
-    iou_types: tuple[IouType, ...]
-    engine: str
+    dataset: str  # its name
+    iou_types: tuple[IouType, ...]  # what can be scored of boxes; none of label PNGs
+    engine: str  # which one predicted
     seconds_per_image: float = float("nan")
 
 

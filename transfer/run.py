@@ -54,17 +54,14 @@ NO_ESTIMATE = "how long this takes shows in the progress: only detectors of the 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for.
-
-    results: where records go (None: OUTPUT_DIR/results.jsonl). minutes: of training, None for the config's schedule.
-    """
+    """What the command line asks for."""
 
     weights: str
-    results: Path | None = None
+    results: Path | None = None  # where records go; None: OUTPUT_DIR/results.jsonl
     resume: bool = False
     eval_only: bool = False
     forbid_overlap: bool = False
-    minutes: float | None = None
+    minutes: float | None = None  # of training; None: the config's schedule
 
 
 def run(cfg: CfgNode, request: Request, opened: Opened | None = None) -> None:
@@ -88,11 +85,13 @@ def run(cfg: CfgNode, request: Request, opened: Opened | None = None) -> None:
 
 
 def refusals(
-    cfg: CfgNode, request: Request, source: InitialWeights | SourceBackbone | None, opened: dict[str, Task[Any]]
-) -> Iterator[tuple[str, str]]:
+    cfg: CfgNode, request: Request, source: InitialWeights | SourceBackbone | None, opened: dict[str, Task[Any]],
+    space: dict[tuple[Path, str], int],
+) -> Iterator[tuple[str, str]]:  # fmt: skip
     """(what, reason) of all that `run` would refuse before its first step; ``source``: None for yet unmade weights.
 
-    ``opened``: data sets by their settings, to which those of ``cfg`` are added, so that a plan reads each once.
+    ``opened``: data sets by their settings, to which those of ``cfg`` are added, so that a plan reads each once; to
+    ``space`` is added `disk_space`, unless something is refused.
     """
 
     def weights() -> None:
@@ -107,7 +106,10 @@ def refusals(
             check_count(cfg, one)
 
     engine = functools.partial(choose_engine, cfg.ENGINE, cfg)
-    yield from refused({"settings": lambda: check_settings(cfg), "engine": engine, "weights": weights, "data": data})
+    found = list(refused({"settings": lambda: check_settings(cfg), "engine": engine, "weights": weights, "data": data}))
+    yield from found
+    if not found:
+        space[Path(cfg.OUTPUT_DIR), "checkpoints"] = disk_space(cfg)
 
 
 def _check_fit(cfg: CfgNode, initial: InitialWeights) -> None:
@@ -135,13 +137,12 @@ def _resolve(cfg: CfgNode, request: Request, engine: Engine, opened: Opened) -> 
     if request.eval_only and request.weights.lower() == NONE:
         raise InputError("expected a trained detector (model_final.pth) with --eval-only, found --weights none")
     place = (request.results or Path(cfg.OUTPUT_DIR)).parent  # of all runs whose records are read together
-    kept = None
-    if request.minutes is not None and (kept := kept_schedule(cfg, request.minutes, place, request.resume)) is not None:
-        cfg = kept
-    undecided = request.minutes is not None and kept is None
-    to_time = undecided and not request.eval_only
-    if undecided and request.eval_only:
+    minutes = request.minutes  # None: the schedule is decided
+    if minutes is not None and (kept := kept_schedule(cfg, minutes, place, request.resume)) is not None:
+        cfg, minutes = kept, None
+    if minutes is not None and request.eval_only:
         say("nothing is trained: --minutes times nothing, and keeps no schedule for later trainings")
+        minutes = None
     initial = read_initial(request.weights, cfg, opened.weights)
     if request.eval_only and not initial.detector:
         raise InputError(
@@ -151,14 +152,14 @@ def _resolve(cfg: CfgNode, request: Request, engine: Engine, opened: Opened) -> 
     _check_fit(cfg, initial)
     if not (request.eval_only or request.resume):
         for trial in range(cfg.TRIALS):
-            if to_time or not _is_done(cfg, request, engine, initial, trial):
+            if minutes is not None or not _is_done(cfg, request, engine, initial, trial):
                 _refuse_to_overwrite(_folder(cfg, trial))
     task = opened.task or open_task(cfg, training=not request.eval_only)
     if not request.eval_only:
         initial = few_shot_weights(initial, cfg, task.train[0].classes, request.weights)
     experiment = Experiment(cfg, task, initial)
-    if to_time and request.minutes is not None:
-        experiment = replace(experiment, cfg=timed_schedule(experiment, request.minutes, place))
+    if minutes is not None:
+        experiment = replace(experiment, cfg=timed_schedule(experiment, minutes, place))
     if request.eval_only:
         task.train = ()
     return _Command(experiment, engine, request)

@@ -111,9 +111,16 @@ def stop_signals(then: str = "finishing this step, then saving") -> Iterator[Sto
         stop.received, at = signal.Signals(number), time.monotonic()
         warn(f"{stop.received.name} received: {then} (once more: stop at once)")
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(handle, signal.SIGINT, signal.SIGTERM):
         yield stop
+
+
+@contextlib.contextmanager
+def handled(handle: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Handle these signals by ``handle`` within the block."""
+    previous = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -227,14 +234,9 @@ def _terminable() -> Iterator[None]:
     def handle(_number: int, _frame: FrameType | None) -> None:
         raise _Terminated
 
-    if threading.current_thread() is not threading.main_thread():
+    main = threading.current_thread() is threading.main_thread()
+    with handled(handle, signal.SIGTERM) if main else contextlib.nullcontext():
         yield
-        return
-    previous = signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def own_file(text: str) -> Path:

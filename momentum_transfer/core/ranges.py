@@ -45,22 +45,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class Number(Rule):
-    """Finite numbers from ``low`` to ``high``.
-
-    Attributes:
-        above, below: leave the lower, the upper end out.
-        whole: no fractions.
-        unit: of the number, for example "px".
-        note: on values with a meaning of their own, for example "0: the preset's".
-    """
+    """Finite numbers from ``low`` to ``high``."""
 
     low: float = -math.inf
     high: float = math.inf
-    above: bool = False
-    below: bool = False
-    whole: bool = False
-    unit: str = ""
-    note: str = ""
+    above: bool = False  # without the lower end
+    below: bool = False  # without the upper end
+    whole: bool = False  # no fractions
+    unit: str = ""  # of the number, for example "px"
+    note: str = ""  # on values with a meaning of their own, for example "0: the preset's"
 
     def holds(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
@@ -90,16 +83,11 @@ class Momentum(Rule):
     """The weight of a new value in a moving average, as every momentum here: 0 to 0.5, or 1, which copies.
 
     What lies between is the fraction that is kept, as most papers print it (.9, .99, .999), written by mistake.
-
-    Attributes:
-        frozen: 0 is allowed, under which nothing ever moves.
-        negative: what a value below 0 means; "" where there is no such value.
-        note: on values with a meaning of their own.
     """
 
-    frozen: bool = True
-    negative: str = ""
-    note: str = ""
+    frozen: bool = True  # 0 is allowed, under which nothing ever moves
+    negative: str = ""  # what a value below 0 means; "" where there is no such value
+    note: str = ""  # on values with a meaning of their own
 
     def holds(self, value: Any) -> bool:
         if self.negative and Number(high=0, below=True).holds(value):
@@ -185,13 +173,9 @@ class Words(Rule):
 
 @dataclass(frozen=True)
 class PathName(Rule):
-    """Text that can name a file or a folder; whether it is there is asked where it is opened.
+    """Text that can name a file or a folder; whether it is there is asked where it is opened."""
 
-    Attributes:
-        needed: not empty.
-    """
-
-    needed: bool = False
+    needed: bool = False  # not empty
 
     def holds(self, value: Any) -> bool:
         if not isinstance(value, str) or "\0" in value:
@@ -213,19 +197,13 @@ class PathName(Rule):
 
 @dataclass(frozen=True)
 class Many(Rule):
-    """A list of values of one rule.
-
-    Attributes:
-        lengths: how many are allowed; () for any number from ``least`` on.
-        ascending: each above the one before.
-        nested: the elements may all be lists of such values.
-    """
+    """A list of values of one rule."""
 
     rule: Rule
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()  # how many are allowed; () for any number from ``least`` on
     least: int = 0
-    ascending: bool = False
-    nested: bool = False
+    ascending: bool = False  # each above the one before
+    nested: bool = False  # the elements may all be lists of such values
 
     def holds(self, value: Any) -> bool:
         if not isinstance(value, (list, tuple)) or len(value) < self.least:
@@ -274,20 +252,13 @@ NOTHING, SCORES, TRAINING = "nothing", "scores", "training"
 
 @dataclass(frozen=True)
 class Setting:
-    """A row of a room's table.
+    """A row of a room's table."""
 
-    Attributes:
-        key: dotted, as in YAML.
-        rule: what the value may be, with its unit.
-        meaning: a few words for the documentation.
-        decides: NOTHING, SCORES or TRAINING; what decides nothing belongs to no identity.
-    """
-
-    key: str
+    key: str  # dotted, as in YAML
     default: Any
-    rule: Rule
-    meaning: str = ""
-    decides: str = TRAINING
+    rule: Rule  # what the value may be, with its unit
+    meaning: str = ""  # a few words for the documentation
+    decides: str = TRAINING  # NOTHING, SCORES or TRAINING; what decides nothing belongs to no identity
 
     def __str__(self) -> str:
         return f"{self.key} = {self.default!r}  ({self.rule})" + (f": {self.meaning}" if self.meaning else "")

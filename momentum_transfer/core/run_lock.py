@@ -87,11 +87,16 @@ def lives_here(text: str) -> bool | None:
 
 def alive(path: Path, *renewed: Path, within: float = 60.0) -> bool:
     """Whether the process that signed a file is at work: one elsewhere if it or what it renews changed lately."""
+    here = lives_here(signed(path))
+    return path.exists() and silence(path.parent, path, *renewed) < within if here is None else here
+
+
+def signed(path: Path) -> str:
+    """The signature in a file; empty where there is none."""
     try:
-        here = lives_here(path.read_text(encoding="utf-8", errors="replace"))
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return False
-    return silence(path.parent, path, *renewed) < within if here is None else here
+        return ""
 
 
 def silence(folder: Path, *paths: Path) -> float:

@@ -102,7 +102,7 @@ def cost_tables(results: Sequence[str | Path]) -> list[TableView]:
     for folder in dict.fromkeys(Path(path).resolve().parent for path in results):
         if (folder / PLAN).is_file():
             with contextlib.suppress(InputError):
-                tables.append(_cost_table(folder.name, standings(folder, {})))
+                tables.append(_cost_table(folder.name, standings(folder)))
     return tables
 
 

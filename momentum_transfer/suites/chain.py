@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Annotated, TextIO
+from unittest import mock
 
 import msgspec
 
@@ -71,10 +72,10 @@ def run_chain(chain: list[Step], memory: Path, jobs: int) -> float:
                 say(f"  $ {typed(step.command)}")
                 running.append(_Running(step, jobs))
             time.sleep(0.05)
-            for ended in [one for one in running if one.process.poll() is not None]:
+            for ended in [one for one in running if one.process.exitcode is not None]:
                 running.remove(ended)
                 finished[ended.step.key] = ended.seconds()
-                peak = max(peak, ended.process.peak_gib())
+                peak = max(peak, ended.command.peak_gib())
                 write_text(memory, json.dumps(finished, indent=1))
                 done.add(ended.step.title)
     except KeyboardInterrupt:  # the terminal sent it to the steps too, which save and leave
@@ -94,18 +95,19 @@ class _Running:
         self.step, self._began = step, time.monotonic()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         environment.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // jobs)))
-        self.process = WarmCommand(started(step.command), workplace(), environment)
+        self.command = WarmCommand(started(step.command), workplace(), environment)
+        self.process = self.command.process
         self.lines = threading.Thread(target=self._say_lines, daemon=True)
         self.lines.start()
 
     def _say_lines(self) -> None:
-        for line in self.process.stdout:
+        for line in self.command.stdout:
             say(f"{self.step.title} | {line.rstrip()}")
 
     def seconds(self) -> float:
         """How long the process, which has ended, took; raises where it did not end well."""
         self.lines.join()
-        code, taken = self.process.returncode, round(time.monotonic() - self._began, 1)
+        code, taken = self.process.exitcode, round(time.monotonic() - self._began, 1)
         if code in (130, 143):
             raise Stopped(f"stopped during {self.step.title}; {AGAIN}", code)
         if code:
@@ -116,7 +118,7 @@ class _Running:
 
 def _wait(running: list[_Running]) -> None:
     for one in running:
-        one.process.wait()
+        one.process.join()
         one.lines.join()
 
 
@@ -139,14 +141,10 @@ _forks_have: str | None = None
 
 
 class WarmCommand:
-    """``python SCRIPT ARGUMENTS`` with torch already imported; polled, ended and awaited like a Popen.
+    """``python SCRIPT ARGUMENTS`` with torch already imported, in a ``process`` of multiprocessing.
 
     Where processes can be forked (Linux) it is a fork of one that did the imports, which take seconds; elsewhere it
-    imports for itself. What the command does, prints and ends with is the same either way.
-
-    Attributes:
-        stdout: lines of standard output and standard error together.
-        returncode: exit code, minus the signal's number where one ended it; None while it runs.
+    imports for itself. What the command does, prints (``stdout``, with standard error) and ends with is the same.
     """
 
     def __init__(self, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
@@ -155,27 +153,12 @@ class WarmCommand:
             context = multiprocessing.get_context("forkserver")
         reads, writes = context.Pipe(duplex=False)
         self._peak, peak = context.Pipe(duplex=False)
-        self._process = context.Process(target=_work, args=(list(words), folder, dict(environment), writes, peak))
-        self._process.start()
+        self.process = context.Process(target=_work, args=(list(words), folder, dict(environment), writes, peak))
+        self.process.start()
         writes.close()
         peak.close()
         self.stdout: TextIO = os.fdopen(os.dup(reads.fileno()), encoding="utf-8", errors="replace")
         reads.close()
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self) -> None:
-        self._process.join()
-
-    def terminate(self) -> None:
-        """Send SIGTERM, at which tools save and leave; nothing where it has ended."""
-        with suppress(ProcessLookupError):
-            self._process.terminate()
 
     def peak_gib(self) -> float:
         """The most memory that it, or a process of its own, held; 0 where a signal ended it before it reported."""
@@ -191,15 +174,10 @@ def _forks(environment: Mapping[str, str]) -> bool:
     if sys.platform != "linux":
         return False
     if _forks_have is None:
-        before, _forks_have = os.environ.get(_THREADS), threads
+        _forks_have = threads
         forkserver.set_forkserver_preload(list(IMPORTED))
-        os.environ[_THREADS] = threads  # read when torch is imported
-        try:
+        with mock.patch.dict(os.environ, {_THREADS: threads}):  # read when torch is imported
             forkserver.ensure_running()
-        finally:
-            os.environ.pop(_THREADS)
-            if before is not None:
-                os.environ[_THREADS] = before
     return _forks_have == threads
 
 

@@ -20,7 +20,7 @@ from typing import Protocol
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
 from momentum_transfer.core.errors import AGAIN, InputError, counted, missing_package, one_line
 from momentum_transfer.core.log import PLAIN_INTERVAL, say, warn
-from momentum_transfer.suites.attempt import Attempt, Outcome, done_before, last_lines, last_word
+from momentum_transfer.suites.attempt import Attempt, Outcome, done_before, last_lines, last_word, noted
 from momentum_transfer.suites.task import Job
 
 ENTRY_POINTS = "momentum_transfer.executors"
@@ -33,32 +33,22 @@ SETTLE = 5.0
 
 @dataclass(frozen=True)
 class Seen:
-    """A task's state as its engine calls it (PENDING: queued; CANCELLED…), the reason, and what the user may do.
+    """Where a task is."""
 
-    ``alive``: queued, running or coming back by itself.
-    """
-
-    state: str
+    state: str  # as its engine calls it: PENDING where it is queued, CANCELLED…
     reason: str = ""
-    alive: bool = True
-    advice: str = ""
+    alive: bool = True  # queued, running or coming back by itself
+    advice: str = ""  # what the user may do
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What an executor is made with.
+    """What an executor is made with."""
 
-    Args:
-        output: the suite's folder.
-        address: what the user wrote behind ``NAME:``.
-        options: of ``--sbatch``.
-        at_once: how many tasks of one submission may run at a time; None for as many as there is room for.
-    """
-
-    output: Path
-    address: str = ""
-    options: Mapping[str, str] = field(default_factory=dict)
-    at_once: int | None = None
+    output: Path  # the suite's folder
+    address: str = ""  # what the user wrote behind ``NAME:``
+    options: Mapping[str, str] = field(default_factory=dict)  # of ``--sbatch``
+    at_once: int | None = None  # tasks of one submission that may run at a time; None: as many as there is room for
 
 
 class Executor(Protocol):
@@ -118,12 +108,13 @@ def submitted(output: Path, on: str = "") -> dict[str, tuple[str, str]]:
         except (ValueError, TypeError, KeyError, RecursionError):  # the half line of a killed call, or a damaged one
             continue
         if on in ("", engine):
-            for (title, key), one in zip(jobs, _numbers(number, len(jobs)), strict=True):
+            for (title, key), one in zip(jobs, task_numbers(number, len(jobs)), strict=True):
                 numbers[title] = (one, key)
     return numbers
 
 
-def _numbers(number: str, count: int) -> list[str]:
+def task_numbers(number: str, count: int) -> list[str]:
+    """The numbers of the ``count`` tasks of a submission."""
     return [number] if count == 1 else [f"{number}_{index}" for index in range(count)]
 
 
@@ -140,9 +131,8 @@ def run_on(executor: Executor, jobs: Sequence[Job], output: Path, *, gpus: int, 
     """
     outcomes = done_before(jobs)
     to_do = [job for job in jobs if job.title not in outcomes]
-    run = _Run(executor, output, gpus, poll)
     with stop_signals("the submitted jobs go on") as stop:
-        run.numbers = _found(to_do, executor, output) if to_do else {}
+        run = _Run(executor, output, gpus, poll, _found(to_do, executor, output))
         seen = run.wait(to_do, stop)
     for job in to_do:
         outcomes[job.title] = _outcome(job, executor.name, run.numbers.get(job.title, ""), seen, outcomes)
@@ -162,10 +152,11 @@ def _found(jobs: Sequence[Job], executor: Executor, output: Path, same: bool = T
     InputError if the engine does not answer, or, with ``same``, such a job has other settings.
     """
     before = submitted(output, executor.name)
-    known = [(job, *before[job.title]) for job in jobs if job.title in before]
-    seen = executor.look([number for _, number, _ in known]) if known else {}
+    known = [job for job in jobs if job.title in before]
+    seen = executor.look([before[job.title][0] for job in known]) if known else {}
     found = {}
-    for job, number, key in known:
+    for job in known:
+        number, key = before[job.title]
         if number not in seen or not seen[number].alive or job.ended():
             continue
         if same and key != job.key:
@@ -181,19 +172,15 @@ def _found(jobs: Sequence[Job], executor: Executor, output: Path, same: bool = T
 
 @dataclass
 class _Run:
-    """One call of ``run_on``; ``numbers``: of all submitted jobs, by title; whether the engine ``answers``.
-
-    ``said``: the last line on where the tasks are, and when; ``warned``: reasons for which a job may never start.
-    """
+    """One call of ``run_on``."""
 
     executor: Executor
     output: Path
     gpus: int
     poll: float
-    numbers: dict[str, str] = field(default_factory=dict)
-    answers: bool = True
-    said: tuple[str, float] = ("", -PLAIN_INTERVAL)
-    warned: set[str] = field(default_factory=set)
+    numbers: dict[str, str]  # of all submitted jobs, by title
+    said: tuple[str, float] = ("", -PLAIN_INTERVAL)  # the last line on where the tasks are, and when
+    warned: set[str] = field(default_factory=set)  # reasons for which a job may never start
 
     def wait(self, jobs: Sequence[Job], stop: StopSignal) -> dict[str, Seen]:
         """Submit jobs, as far as they are taken, until all have ended; returns their last states by title."""
@@ -203,20 +190,31 @@ class _Run:
         for job in left:
             job.forget_end()
         doubted: dict[str, float] = {}
-        began = time.monotonic()
+        began, answers = time.monotonic(), True
         while waiting or left:
             left = self._submit(left, waiting, stop)
-            answer = self._look(waiting)
-            for title, job in list(waiting.items()) if answer is not None else ():
-                seen = (answer or {}).get(self.numbers[title])
+            try:
+                answer = self.executor.look([self.numbers[title] for title in waiting]) if waiting else {}
+                answers = True
+            except InputError as error:
+                if answers:
+                    warn(f"{error} Asking again.")
+                answers = False
+                time.sleep(5.0)
+                _refuse_stop(stop, "waiting")
+                continue
+            for title, job in list(waiting.items()):
+                seen = answer.get(self.numbers[title])
                 last[title] = seen or last.get(title, Seen(""))
                 if seen is not None and seen.alive:
                     doubted.pop(title, None)
                 elif job.ended() or time.monotonic() - doubted.setdefault(title, time.monotonic()) >= SETTLE:
                     del waiting[title]
-            if answer is not None:
-                self._show([*waiting, *(job.title for job in left)], answer, len(jobs))
-            _pause(min(self.poll, max(1.0, (time.monotonic() - began) / 20)) if waiting else 0.0, stop)
+            self._show([*waiting, *(job.title for job in left)], answer, len(jobs))
+            next_look = time.monotonic() + min(self.poll, max(1.0, (time.monotonic() - began) / 20))
+            while waiting and time.monotonic() < next_look:
+                _refuse_stop(stop, "waiting")
+                time.sleep(0.1)
         return last
 
     def _submit(self, left: list[Job], waiting: dict[str, Job], stop: StopSignal) -> list[Job]:
@@ -224,55 +222,41 @@ class _Run:
 
         A job stays no longer when one of its needs ended otherwise than well.
         """
-        titles = {job.title for job in left} | waiting.keys()
+        may, offered = set(waiting), list[Attempt]()
         for job in left:
-            if any(need.title not in titles and not need.done() for need in job.needs):
-                titles.discard(job.title)
-        left = [job for job in left if job.title in titles]
-        if not left:
+            if all(need.title in may or need.done() for need in job.needs):
+                may.add(job.title)
+                offered.append(Attempt(job, self.gpus))
+        if not offered:
             return []
         _refuse_stop(stop, "submitting")
-        offered = [Attempt(job, self.gpus) for job in left]
         for number, attempts in self.executor.submit(offered, {title: self.numbers[title] for title in waiting}):
             jobs = [attempt.job for attempt in attempts]
             entry = {"number": number, "on": self.executor.name, "jobs": [[job.title, job.key] for job in jobs]}
             with open(self.output / SUBMITTED, "a", encoding="utf-8") as stream:
                 stream.write(json.dumps(entry) + "\n")
-            own = _numbers(number, len(jobs))
-            self.numbers |= {job.title: one for job, one in zip(jobs, own, strict=True)}
-            waiting |= {job.title: job for job in jobs}
+            own = task_numbers(number, len(jobs))
+            for job, one in zip(jobs, own, strict=True):
+                self.numbers[job.title], waiting[job.title] = one, job
             more = f" and {len(jobs) - 1} more: submitted as jobs {own[0]} to {own[-1]}"
             say(jobs[0].title + (more if len(jobs) > 1 else f": submitted as job {number}"))
             _refuse_stop(stop, "submitting")
-        rest = [job for job in left if job.title not in waiting]
+        rest = [attempt.job for attempt in offered if attempt.job.title not in waiting]
         if rest and not waiting:
             raise InputError(f"expected {self.executor.name} to take {rest[0].title}, found that it takes none of "
                              f"{counted(len(rest), 'task')}; mend its submit()")  # fmt: skip
         return rest
-
-    def _look(self, waiting: Collection[str]) -> Mapping[str, Seen] | None:
-        """The states of the waiting jobs by number; None, with a warning, while the engine does not answer."""
-        try:
-            seen = self.executor.look([self.numbers[title] for title in waiting]) if waiting else {}
-            self.answers = True
-            return seen
-        except InputError as error:
-            if self.answers:
-                warn(f"{error} Asking again.")
-            self.answers = False
-            time.sleep(5.0)
-            return None
 
     def _show(self, titles: Collection[str], answer: Mapping[str, Seen], total: int) -> None:
         """Log how many tasks are where, when that changes, and warn of those that may never start."""
         here = {title: answer.get(self.numbers[title], Seen("LEAVING")) if title in self.numbers
                 else Seen("PENDING", "needs") for title in titles}  # fmt: skip
         pending = {title: one for title, one in here.items() if one.state == "PENDING"}
-        reasons = collections.Counter(one.reason for one in pending.values())
-        listed = ", ".join(f"{reason or 'no reason yet'} {count}" for reason, count in reasons.most_common())
         others = collections.Counter(one.state.lower() for one in here.values() if one.state != "PENDING")
         parts = [f"{total - len(titles)} of {total} ended", *(f"{count} {state}" for state, count in others.items())]
-        parts += [f"{len(pending)} queued ({listed})"] if pending else []
+        if pending:
+            reasons = collections.Counter(one.reason or "no reason yet" for one in pending.values()).most_common()
+            parts += [f"{len(pending)} queued ({', '.join(f'{reason} {count}' for reason, count in reasons)})"]
         line, now = f"{self.executor.name}: {', '.join(parts)}", time.monotonic()
         if line != self.said[0] and (now - self.said[1] >= PLAIN_INTERVAL or not titles):
             self.said = line, now
@@ -281,13 +265,6 @@ class _Run:
             if one.advice and one.reason not in self.warned:
                 self.warned.add(one.reason)
                 warn(f"{title}: job {self.numbers[title]} is queued and may stay so: {one.reason}: {one.advice}")
-
-
-def _pause(seconds: float, stop: StopSignal) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        _refuse_stop(stop, "waiting")
-        time.sleep(0.1)
 
 
 def _refuse_stop(stop: StopSignal, doing: str) -> None:
@@ -300,13 +277,11 @@ def _outcome(job: Job, name: str, number: str, states: Mapping[str, Seen], outco
     if failed := [need for need in job.needs if not outcomes[need.title].well]:
         return Outcome(job, "not run", note=f"{failed[0].task.name} did not end well")
     state, word = job.state(), states[job.title].state
-    seconds = float(state.get("seconds", 0))
     if job.ended():
-        return Outcome(job, "done" if state["exit_code"] == 0 else "failed", seconds, str(state.get("note", "")))
+        return noted(job, "done" if state["exit_code"] == 0 else "failed")
     if word.startswith("CANCELLED"):
-        note = f"{name} job {number} was cancelled; the same command submits it again"
-        return Outcome(job, "cancelled", seconds, note)
+        return noted(job, "cancelled", f"{name} job {number} was cancelled; the same command submits it again")
     how = f"ended as {word}" if word else "is gone from the queue"
     stopped = f", stopped by {state['stopped']}" if "stopped" in state else ""
     last = last_word(last_lines(job.log))
-    return Outcome(job, "failed", seconds, f"{name} job {number} {how}{stopped}; its last line: {last}")
+    return noted(job, "failed", f"{name} job {number} {how}{stopped}; its last line: {last}")

@@ -24,7 +24,7 @@ from momentum_transfer.core import run_lock
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
 from momentum_transfer.core.errors import AGAIN, InputError, shown
 from momentum_transfer.core.log import duration, say, standing
-from momentum_transfer.suites.attempt import Outcome, alone, done_before, node_lock, note_end, start, start_part
+from momentum_transfer.suites.attempt import Outcome, alone, done_before, node_lock, note_end, noted, start, start_part
 from momentum_transfer.suites.task import Job
 
 _CLAIM = ".claim"
@@ -38,10 +38,6 @@ class Shard:
 
     number: int
     count: int
-
-    def first(self, jobs: int) -> int:
-        """The index of the job that it begins with."""
-        return (self.number - 1) * jobs // self.count
 
 
 def run_local(
@@ -58,13 +54,12 @@ def run_local(
     Raises:
         Stopped: Ctrl-C or SIGTERM came; the running tasks got it too and had time to save.
     """
-    run = _Run(parallel, gpus, lock, shard, outcomes=done_before(jobs))
+    run = _Run(jobs, parallel, gpus, lock, shard, done_before(jobs))
     for title in run.outcomes:
         say(f"{title}: done before")
-    first = shard.first(len(jobs)) if shard else 0
-    run.several = [job for job in jobs if job.task.nodes > 1]
+    first = (shard.number - 1) * len(jobs) // shard.count if shard else 0
     run.waiting = [job for job in (*jobs[first:], *jobs[:first]) if job.title not in run.outcomes]
-    with stop_signals("waiting for the running tasks to save") as stop, standing(lambda: say(run.stand(len(jobs)))):
+    with stop_signals("waiting for the running tasks to save") as stop, standing(run.say_stand):
         try:
             run.to_the_end(stop)
         finally:
@@ -74,21 +69,21 @@ def run_local(
 
 @dataclass
 class _Run:
-    """One call of ``run_local``: the task of each slot, the outcomes by title, and the jobs on several nodes."""
+    """One call of ``run_local``: the outcomes by title, and the task of each slot."""
 
+    jobs: Sequence[Job]
     parallel: int
     gpus: int
     lock: int | None
     shard: Shard | None
+    outcomes: dict[str, Outcome]
     waiting: list[Job] = field(default_factory=list)
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
     running: dict[int, "_Running"] = field(default_factory=dict)
-    several: list[Job] = field(default_factory=list)
 
-    def stand(self, count: int) -> str:
-        """How far the plan of ``count`` jobs is."""
+    def say_stand(self) -> None:
         seconds = sorted(duration(time.monotonic() - task.began) for task in list(self.running.values()))
-        return f"{len(self.outcomes)} of {count} tasks ended, {len(seconds)} running ({', '.join(seconds)} so far)"
+        ended = f"{len(self.outcomes)} of {len(self.jobs)} tasks ended"
+        say(f"{ended}, {len(seconds)} running ({', '.join(seconds)} so far)")
 
     def to_the_end(self, stop: StopSignal) -> None:
         """Start jobs as slots are free until all have ended."""
@@ -96,21 +91,20 @@ class _Run:
         while self.waiting or self.running:
             if stop:
                 raise Stopped(f"stopped; {AGAIN}", stop.exit_code)
-            for slot, task in list(self.running.items()):
-                if task.process.poll() is not None:
-                    if outcome := task.outcome():
-                        self.outcomes[task.job.title] = outcome
-                    else:
-                        self.waiting.insert(0, task.job)
-                    del self.running[slot]
-                    next_look = 0.0
-                elif task.node is not None and time.monotonic() >= next_look and self._in_vain(task):
-                    task.process.terminate()
+            for slot in [slot for slot, task in self.running.items() if task.process.poll() is not None]:
+                task = self.running.pop(slot)
+                if outcome := task.outcome():
+                    self.outcomes[task.job.title] = outcome
+                else:
+                    self.waiting.insert(0, task.job)
+                next_look = 0.0
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK
-                for slot in (slot for slot in range(self.parallel) if slot not in self.running):
-                    if not self._start_next(slot):
-                        break
+                for task in self.running.values():
+                    if task.node is not None and self._in_vain(task):
+                        task.process.terminate()
+                free = (slot for slot in range(self.parallel) if slot not in self.running)
+                all(map(self._start_next, free))  # up to the first that finds nothing to start
             time.sleep(0.05)
 
     def _start_next(self, slot: int) -> bool:
@@ -118,34 +112,34 @@ class _Run:
         for job in sorted(self.waiting, key=self._turn):
             needs = [self.outcomes.get(need.title) for need in job.needs]
             if failed := [need.job.task.name for need in needs if need is not None and not need.well]:
-                self._leave(job, Outcome(job, "not run", note=f"{failed[0]} did not end well"))
+                self._leave(Outcome(job, "not run", note=f"{failed[0]} did not end well"))
             elif None not in needs and not self._ended_elsewhere(job) and self._start(job, slot):
                 return True
         return False
 
     def _start(self, job: Job, slot: int) -> bool:
         """Start a job, or be a node of one on several, unless others have it, or have just ended it."""
+        several = self.shard is not None and job.task.nodes > 1
         with contextlib.ExitStack() as held:
-            nodes = range(job.task.nodes if self._turn(job) != 1 else 1)
-            node = next((node for node in nodes if _claim(job, held, node)), None)
+            node = next((node for node in range(job.task.nodes if several else 1) if _claim(job, held, node)), None)
             if node is None:
                 return False
             locks: tuple[int, ...] = () if self.lock is None else (self.lock,)
-            if len(nodes) == 1:
+            if not several:
                 try:
                     locks += (held.enter_context(alone(job.folder, patience=0.0, name=node_lock(0))),)
                 except InputError:  # an engine's attempt, or a task of a killed run that still saves
                     return False
             if self._ended_elsewhere(job):
                 return False
-            if len(nodes) == 1:
+            if several:
+                say(f"{job.title}: node {node} of {job.task.nodes}, which begins when all are there")
+                process, spent = start_part(job, self.gpus, node), 0.0
+            else:
                 say(f"{job.title}: running, output in {job.log}")
                 device = slot % self.gpus if self.parallel > 1 and self.gpus else None
                 process, spent = start(job, min(self.gpus, 1) if self.parallel > 1 else self.gpus, device, locks)
-            else:
-                say(f"{job.title}: node {node} of {len(nodes)}, which begins when all are there")
-                process, spent = start_part(job, self.gpus, node), 0.0
-            part = node if len(nodes) > 1 else None
+            part = node if several else None
             self.running[slot] = _Running(job, process, time.monotonic(), spent, held.pop_all(), part)
             self.waiting.remove(job)
             return True
@@ -160,48 +154,40 @@ class _Run:
         """Whether a node waits for a first that is gone, or for others while an earlier job of the plan does too."""
         if task.node:
             return not _claimed(task.job)
-        others = [job for job in self.several[: self.several.index(task.job)] if job.title not in self.outcomes]
-        return self._turn(task.job) == 0 and any(self._turn(job) == 0 for job in others)
+        earlier = [job for job in self.jobs[: self.jobs.index(task.job)] if job.title not in self.outcomes]
+        return self._turn(task.job) == 0 and any(self._turn(job) == 0 for job in earlier)
 
-    def _leave(self, job: Job, outcome: Outcome) -> None:
-        self.outcomes[job.title] = outcome
-        self.waiting.remove(job)
+    def _leave(self, outcome: Outcome) -> None:
+        self.outcomes[outcome.job.title] = outcome
+        self.waiting.remove(outcome.job)
 
     def _ended_elsewhere(self, job: Job) -> bool:
         """Whether another process has run the job to its end, which is then its outcome here."""
-        state = job.state()
-        if job.done():
-            status = "done"
-        elif self.shard and state.get("exit_code", 0) != 0:
-            if "no space left" in str(state.get("note", "")).lower():  # on the disk of that node, or then
-                return False
-            status = "failed"
-        else:
+        outcome = noted(job, "done" if job.done() else "failed")
+        if not outcome.well and not (self.shard and job.state().get("exit_code", 0)):
             return False
-        self._leave(job, Outcome(job, status, float(state.get("seconds", 0)), str(state.get("note", ""))))
-        say(f"{job.title}: {status} elsewhere")
+        if "no space left" in outcome.note.lower():  # on the disk of that node, or then
+            return False
+        self._leave(outcome)
+        say(f"{job.title}: {outcome.status} elsewhere")
         return True
 
     def end_running(self) -> None:
         """Ask the running tasks to stop, give them time to save, then insist."""
         with contextlib.ExitStack() as ends:  # of each, whatever becomes of the others
             for task in self.running.values():
-                if task.process.poll() is None:
-                    task.process.terminate()
+                task.process.terminate()
                 ends.callback(task.end)
 
 
 @dataclass(frozen=True)
 class _Running:
-    """A task's process, or that of its part on a ``node``; its claim is held.
-
-    ``began`` by the monotonic clock, ``spent``: seconds of earlier attempts.
-    """
+    """A task's process, or that of its part on a ``node``; its claim is held."""
 
     job: Job
     process: subprocess.Popen[bytes]
-    began: float
-    spent: float
+    began: float  # by the monotonic clock
+    spent: float  # seconds of earlier attempts
     held: contextlib.ExitStack
     node: int | None = None
 
@@ -218,9 +204,7 @@ class _Running:
         with self.held:
             if self.node is not None:
                 return None
-            seconds = time.monotonic() - self.began
-            status, note = note_end(self.job, self.process.returncode, seconds, self.spent)
-            return Outcome(self.job, status, seconds, note)
+            return note_end(self.job, self.process.returncode, time.monotonic() - self.began, self.spent)
 
 
 def _claim(job: Job, held: contextlib.ExitStack, node: int = 0) -> bool:
@@ -263,8 +247,7 @@ _ARRAYS = (
 
 def read_shard(text: str, environment: Mapping[str, str]) -> Shard:
     """``K/N``, or by the variables of an array job where the text is empty; InputError if K is not of 1 to N."""
-    if not text:
-        text = _of_array(environment)
+    text = text or _of_array(environment)
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise InputError(f"expected --shard K/N with K from 1 to N, found {shown(text)}; the first of three is 1/3")

@@ -22,7 +22,7 @@ from momentum_transfer.core.errors import AGAIN, InputError, extra, one_line
 from momentum_transfer.core.log import say
 from momentum_transfer.core.shipped import workplace
 from momentum_transfer.suites.attempt import Attempt
-from momentum_transfer.suites.executors import Seen, Setup
+from momentum_transfer.suites.executors import Seen, Setup, task_numbers
 from momentum_transfer.suites.task import Job
 
 NAMESPACE = "momentum-transfer"
@@ -111,12 +111,10 @@ class Cluster:
             return error
         except (errors.GetTimeoutError, errors.ActorUnavailableError):  # whose node died, and which comes back
             return InputError("expected an answer of Ray, found none yet.")
-        except errors.RayTaskError:  # a RayError too, of the actor's code
-            return RuntimeError(traceback.format_exc())
-        except (errors.RayError, ConnectionError) as error:
-            return ConnectionError(one_line(error))
-        except Exception:  # nothing else crosses to the process that asks
-            return RuntimeError(traceback.format_exc())
+        except Exception as error:  # nothing else crosses to the process that asks
+            ours = isinstance(error, errors.RayTaskError)  # a RayError too, of the actor's code
+            gone = isinstance(error, (errors.RayError, ConnectionError)) and not ours
+            return ConnectionError(one_line(error)) if gone else RuntimeError(traceback.format_exc())
 
     def connect(self) -> None:
         address = self.setup.address or os.environ.get("RAY_ADDRESS", "auto")
@@ -146,10 +144,9 @@ class Cluster:
                 states = self.ray.get(actor.states.remote(), timeout=_PATIENCE)
             except ValueError:  # no such actor: all its tasks have ended, or its cluster has
                 continue
-            names = [f"{keeper}_{index}" for index in range(len(states))] if len(states) > 1 else [keeper]
-            found = {name: Seen(state, alive=alive) for name, (state, alive) in zip(names, states, strict=True)}
-            seen |= found
-            if not any(one.alive for one in found.values()):
+            for name, (state, alive) in zip(task_numbers(keeper, len(states)), states, strict=True):
+                seen[name] = Seen(state, alive=alive)
+            if not any(alive for _, alive in states):
                 self.ray.kill(actor)
         return seen
 
@@ -161,12 +158,9 @@ class Cluster:
 
 
 class Keeper:
-    """The actor that holds the tasks of one submission; made again after the loss of its node, it goes on.
+    """The actor that holds the tasks of one submission, needs first; made again after the loss of its node, it goes on.
 
-    Args:
-        attempts: needs first.
-        place: the folder that tasks run in.
-        cpus: that one may ask for.
+    ``place``: the folder that tasks run in; ``cpus``: the most that one may ask for.
     """
 
     def __init__(self, attempts: Sequence[Attempt], place: str, cpus: int) -> None:
@@ -180,7 +174,7 @@ class Keeper:
             if not job.ended() and all(need.title in self.refs or need.done() for need in job.needs):
                 needs = [self.refs[need.title] for need in job.needs if need.title in self.refs]
                 several = job.task.nodes > 1
-                options = _asked(attempt, cpus) if not several else {"num_cpus": 0}
+                options = {"num_cpus": 0} if several else _asked(attempt, cpus)
                 task = ray.remote(run_on_nodes if several else run_attempt)
                 task = task.options(name=job.title, max_retries=_RETRIES, **options)
                 self.refs[job.title] = task.remote(attempt, place, cpus, *needs)
@@ -199,9 +193,10 @@ class Keeper:
             return ("RUNNING" if "began" in job.state() else "PENDING"), True
         try:
             self.ray.get(ref)
+        except self.ray.exceptions.TaskCancelledError:
+            return "CANCELLED", False
         except self.ray.exceptions.RayError as error:
-            cancelled = isinstance(error, self.ray.exceptions.TaskCancelledError)
-            return "CANCELLED" if cancelled else type(error).__name__, False
+            return type(error).__name__, False
         return "ENDED", False
 
     def cancel(self, index: int) -> None:
@@ -225,14 +220,13 @@ def run_on_nodes(attempt: Attempt, place: str, cpus: int, *_needs: None) -> None
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    job = attempt.job
-    asked = _asked(attempt, cpus)
+    nodes, asked = attempt.job.task.nodes, _asked(attempt, cpus)
+    bundle = {"CPU": asked["num_cpus"], **({"GPU": asked["num_gpus"]} if asked["num_gpus"] else {})}
     while True:
-        bundle = {"CPU": asked["num_cpus"], **({"GPU": asked["num_gpus"]} if asked["num_gpus"] else {})}
-        group = placement_group([bundle] * job.task.nodes, strategy="STRICT_SPREAD")
+        group = placement_group([bundle] * nodes, strategy="STRICT_SPREAD")
         ray.get(group.ready())
         refs = []
-        for node in range(job.task.nodes):
+        for node in range(nodes):
             where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node)
             task = ray.remote(run_attempt).options(max_retries=0, scheduling_strategy=where, **asked)
             attempt.node = node
@@ -241,7 +235,7 @@ def run_on_nodes(attempt: Attempt, place: str, cpus: int, *_needs: None) -> None
             ray.get(refs)
             return
         except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError):
-            say(f"{job.title}: a node is gone; beginning again on {job.task.nodes} nodes")
+            say(f"{attempt.job.title}: a node is gone; beginning again on {nodes} nodes")
         finally:
             for ref in refs:
                 ray.cancel(ref)

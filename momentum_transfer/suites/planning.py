@@ -28,7 +28,7 @@ from momentum_transfer.core.shipped import COMMAND, find_config, typed, workplac
 from momentum_transfer.core.untrusted import read_mapping
 from momentum_transfer.suites.attempt import full_command
 from momentum_transfer.suites.suite import Suite, read_choices, words_of
-from momentum_transfer.suites.sweep import Pretraining
+from momentum_transfer.suites.sweep import Pretraining, Sweep
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job, Task, fill, read_state, split
 
 
@@ -78,7 +78,7 @@ def plan(
     own = []  # the suite's pretrainings, each with its checkpoints: name -> weights
     if sweep := suite.sweep:
         for run in sweep.runs():
-            job = planner.pretraining(run)
+            job = planner.pretraining(sweep, run)
             files = {name: str(file) for name, (file, _) in sweep.checkpoints(run, job.folder).items()}
             own.append((run, job, files))
             planner.chosen |= dict.fromkeys(files, run.preset) if run.preset else {}
@@ -112,9 +112,8 @@ class _Planner:
     chosen: dict[str, str] = field(default_factory=dict)
     hashes: dict[str, list[str]] = field(default_factory=dict)
 
-    def pretraining(self, run: Pretraining) -> Job:
-        sweep, folder = self.suite.sweep, self.output / "pretrained" / run.name  # results name a checkpoint by it
-        assert sweep is not None
+    def pretraining(self, sweep: Sweep, run: Pretraining) -> Job:
+        folder = self.output / "pretrained" / run.name  # results name a checkpoint by it
         command = (*run.command, "OUTPUT_DIR", str(folder))
         task = Task(PRETRAIN, shlex.join(run.command), (), sweep.gpu_hours, sweep.distributed, sweep.cpus,
                     sweep.minutes, sweep.nodes)  # fmt: skip
@@ -129,7 +128,7 @@ class _Planner:
         jobs: dict[str, Job] = {}
         for task in self.suite.tasks:
             converts = any(place in task.command for place in ("{converted}", "{rescaled}"))
-            if weights in NO_FILES and (converts or any(need not in jobs for need in task.needs)):
+            if weights in NO_FILES and (converts or not jobs.keys() >= set(task.needs)):
                 continue
             folder, results = self.output / name / task.name, self.output / "results.jsonl"
             places = {
@@ -312,12 +311,12 @@ def show_plan(jobs: Sequence[Job], expected: Mapping[str, Expected], gpus: int, 
         say(f"{first.title}{more}")
         say(f"  $ {typed(full_command(first, gpus)[1:])}")
     total = sum(one.gpu_hours for one in expected.values())
-    unknown = sum(1 for job in jobs if expected[job.title].source == "" and not job.done())
-    to_do = sum(not job.done() for job in jobs)
+    left = [job for job in jobs if not job.done()]
+    unknown = sum(not expected[job.title].source for job in left)
     wall = f", {total / gpus:.1f} hours on {gpus} GPUs" if gpus > 1 else ""
     money = f", cost {total * price:.2f}" if price is not None else ""
     missing = f"; {unknown} of them have no known hours" if unknown else ""
-    say(f"{to_do} of {len(jobs)} tasks to do, {total:.1f} GPU hours expected{wall}{money}; "
+    say(f"{len(left)} of {len(jobs)} tasks to do, {total:.1f} GPU hours expected{wall}{money}; "
         f"the suite's header says where the hours come from{missing}")  # fmt: skip
 
 

@@ -14,29 +14,22 @@ from typing import Any, NoReturn
 
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made
-from momentum_transfer.core.log import say, speaking, table
+from momentum_transfer.core.log import say, speaking, table, warn
 from momentum_transfer.core.shipped import TOOLS, tool_file
 from momentum_transfer.suites.task import NO_FILES, Job
 
 #: What is asked of the machine that runs a task, which with Slurm is another one than plans it.
-OF_THE_MACHINE = ("engine", "data", "disk")
+_OF_THE_MACHINE = ("engine", "data", "disk")
 
 
 @dataclass
 class Shared:
-    """What the commands of a plan have in common.
+    """What the commands of a plan have in common."""
 
-    Attributes:
-        data: opened data sets by their settings. space: folder and what is kept there -> bytes.
-        waits: whether the command at hand comes after others, which may make its weights; unmade: if one has not ended.
-        unread: reasons why its weights could not be read.
-    """
-
-    data: dict[str, Any] = field(default_factory=dict)
-    space: dict[tuple[Path, str], int] = field(default_factory=dict)
-    waits: bool = False
-    unmade: bool = False
-    unread: list[str] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)  # opened data sets by their settings
+    space: dict[tuple[Path, str], int] = field(default_factory=dict)  # folder and what is kept there -> bytes
+    needs: tuple[Job, ...] = ()  # of the command at hand, which may make its weights
+    unread: list[str] = field(default_factory=list)  # reasons why its weights could not be read
     _made: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     _known: dict[tuple[str, ...], Any] = field(default_factory=dict)
 
@@ -50,13 +43,13 @@ class Shared:
             weights, options = self._made[weights]
             reader = None
         file = weights.removeprefix(RANDOM_OF)
-        later = self.waits and not is_made(file) and not is_hub_name(file) and not Path(file).exists()
+        later = self.needs and not is_made(file) and not is_hub_name(file) and not Path(file).exists()
         if later or weights in ("", *NO_FILES) or weights.startswith("module:"):  # the user's code, which its task runs
             return None
         try:
             return self.backbone(weights, reader, **options)
         except InputError as error:
-            if not (self.unmade and Path(file).is_dir()):  # of a run that failed, or was stopped, before its checkpoint
+            if not Path(file).is_dir() or all(need.done() for need in self.needs):  # else stopped before a checkpoint
                 self.unread.append(str(error))
             return None
 
@@ -67,7 +60,7 @@ class Shared:
 
         options = {key: value for key, value in options.items() if value}
         key = (weights, getattr(reader, "__name__", ""), str(options))
-        if key not in self._known:
+        if (found := self._known.get(key)) is None:
             try:
                 found = (reader or load_backbone)(weights, **options)
                 if isinstance(found, SourceBackbone):  # a plan of a hundred checkpoints fits into memory
@@ -75,9 +68,9 @@ class Shared:
             except InputError as error:
                 found = error
             self._known[key] = found
-        if isinstance(self._known[key], InputError):
-            raise self._known[key]
-        return self._known[key]
+        if isinstance(found, InputError):
+            raise found
+        return found
 
 
 #: (what, reason) -> the jobs that it keeps from running.
@@ -116,8 +109,7 @@ def _disks(space: Mapping[tuple[Path, str], int]) -> dict[Path, int]:
 
 
 def _of(job: Job, tool: Any, shared: Shared) -> Iterator[tuple[str, str]]:
-    shared.unread.clear()
-    shared.waits, shared.unmade = bool(job.needs), not all(need.done() for need in job.needs)
+    shared.unread, shared.needs = [], job.needs
     parser = tool.parser()
     parser.error = partial(_refuse, job)
     try:
@@ -131,10 +123,21 @@ def _refuse(job: Job, message: str) -> NoReturn:
     raise InputError(f"{message}; correct the command of {job.task.name}")
 
 
-def show_refusals(found: Refusals) -> None:
-    """A table of them: the reason, what it is about, and the tasks."""
+def refuse(found: Refusals, *, elsewhere: bool) -> None:
+    """Show all refusals; InputError if there are any but, where tasks run elsewhere, of this machine."""
+    if not found:
+        return
     rows = []
     for (what, reason), jobs in found.items():
         tasks = ", ".join(dict.fromkeys(job.task.name for job in jobs))
         rows.append([reason, what, tasks, ", ".join(dict.fromkeys(job.weights for job in jobs))])
     table("refused before anything starts", ["reason", "about", "tasks", "checkpoints"], rows)
+    fatal = [jobs for (what, _), jobs in found.items() if not (elsewhere and what in _OF_THE_MACHINE)]
+    if not fatal:
+        warn(f"refused here for {', '.join(sorted({what for what, _ in found}))}; tasks run elsewhere and go on")
+        return
+    names = list(dict.fromkeys(job.task.name for jobs in fatal for job in jobs))
+    raise InputError(
+        f"expected a plan whose every task can run, found {counted(len(names), 'task')} refused (the table above); "
+        f"correct them, or leave them out: --skip {' '.join(names)}"
+    )

@@ -17,6 +17,7 @@ from momentum_transfer.core.files import write_text
 from momentum_transfer.core.run_lock import silence, time_there
 from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.suites.attempt import JOB_LOCK, last_lines, last_word
+from momentum_transfer.suites.executors import submitted
 from momentum_transfer.suites.planning import Expected
 from momentum_transfer.suites.task import LOG, Job, read_state
 
@@ -30,18 +31,15 @@ _COUNT = re.compile(r"^(?P<what>.*?): (?P<done>\d{1,15})/(?P<total>\d{1,15}) in 
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """A task of a plan, the titles of those that it needs, and the GPU hours that were expected.
-
-    ``folder`` as seen from that of the plan.
-    """
+    """A task of a plan."""
 
     title: str
     weights: str
     task: str
-    folder: str
-    needs: tuple[str, ...]
+    folder: str  # as seen from that of the plan
+    needs: tuple[str, ...]  # titles
     key: str
-    gpu_hours: float
+    gpu_hours: float  # expected
     source: str
 
 
@@ -88,17 +86,14 @@ def read_plan(output: Path) -> list[Planned]:
         raise InputError(f"expected the plan of a suite in {path}, found {shown(error)}; run evaluate again") from error
 
 
-def standings(output: Path, submitted: dict[str, tuple[str, str]]) -> list[Standing]:
-    """Where every task of the plan is; InputError if there is no plan.
-
-    ``submitted``: title -> (number, key) of what was given to an engine.
-    """
-    plan = read_plan(output)
+def standings(output: Path) -> list[Standing]:
+    """Where every task of the plan is; InputError if there is no plan."""
+    plan, given = read_plan(output), submitted(output)
     with ThreadPoolExecutor(_READERS) as readers:
         read = list(readers.map(lambda one: _read(output / one.folder, one.key), plan))
     standings: dict[str, Standing] = {}
     for planned, (state, lines) in zip(plan, read, strict=True):
-        number, key = submitted.get(planned.title, ("", ""))
+        number, key = given.get(planned.title, ("", ""))
         queued = number if key == planned.key else ""
         standings[planned.title] = _standing(planned, output / planned.folder, state, lines, standings, queued)
     return list(standings.values())
@@ -106,10 +101,8 @@ def standings(output: Path, submitted: dict[str, tuple[str, str]]) -> list[Stand
 
 def _read(folder: Path, key: str) -> tuple[dict[str, Any], list[str]]:
     """(state, the lines at the end of the log) of a task; both empty where they are of another command."""
-    state = read_state(folder)
-    if state.get("key") != key:
-        return {}, []
-    return state, [] if state.get("exit_code") == 0 else last_lines(folder / LOG)
+    state = read_state(folder, key)
+    return state, last_lines(folder / LOG) if state and state.get("exit_code") != 0 else []
 
 
 def _standing(

@@ -8,7 +8,6 @@ begin when job k of another has ended well (``aftercorr``); so its jobs stand in
 import contextlib
 import io
 import os
-import shutil
 import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,8 +80,7 @@ class Slurm:
         cpus, _ = largest_node(self.setup.options.get("partition", ""))
         places = {title: Place(Array([], number=number)) for title, number in earlier.items()}
         by_title = {attempt.job.title: attempt for attempt in attempts}
-        new, _ = arrays([attempt.job for attempt in attempts], places, _longest_array())
-        for array in new:
+        for array in arrays([attempt.job for attempt in attempts], places, _longest_array()):
             mine = [by_title[job.title] for job in array.jobs]
             executor = submitit.SlurmExecutor(folder=self.setup.output / "slurm", max_num_timeout=_TIME_LIMITS)
             executor.update_parameters(**self._parameters(array, mine[0], cpus))
@@ -108,7 +106,7 @@ class Slurm:
         if dependency := array.dependency():
             more |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
         native = {key.replace("-", "_"): more.pop(key) for key in list(more) if key.replace("-", "_") in _NATIVE}
-        gpus = job.gpus(attempt.gpus)
+        nodes, gpus = job.task.nodes, job.gpus(attempt.gpus)
         return {
             "job_name": (f"{job.weights}-{job.task.name}" if len(array.jobs) == 1 else job.task.name)[:60],
             "time": job.task.minutes,
@@ -116,7 +114,7 @@ class Slurm:
             "array_parallelism": self.setup.at_once or len(array.jobs),
             "signal_delay_s": min(_WARNING, job.task.minutes * 15),
             "additional_parameters": more,
-            **({"nodes": job.task.nodes, "ntasks_per_node": 1} if job.task.nodes > 1 else {}),
+            **({"nodes": nodes, "ntasks_per_node": 1} if nodes > 1 else {}),
             **({"gpus_per_node": gpus} if gpus else {}),
             **native,
         }
@@ -143,12 +141,12 @@ def squeue() -> dict[str, Seen]:
 
 def _accounted(numbers: Sequence[str]) -> dict[str, Seen]:
     """The states of ended jobs by accounting; empty where there is none."""
-    if not numbers or shutil.which("sacct") is None:
+    if not numbers:
         return {}
     options = ["--allocations", "--noheader", "--parsable2", "--format=JobID,State"]
     try:
         text = _ask(["sacct", *options, f"--jobs={','.join(numbers)}"])
-    except InputError:
+    except InputError:  # not installed, too
         return {}
     lines = (line.partition("|") for line in text.splitlines())
     states = {number: state.split()[0] for number, _, state in lines if state.strip()}
@@ -200,9 +198,8 @@ class Array:
 
     def dependency(self) -> str:
         """sbatch's word for what has to end well before; "" for nothing. Needs have their numbers by then."""
-        if len(self.jobs) > 1:
-            return ",".join(f"aftercorr:{place.array.number}" for place in self.needs)
-        return ",".join(f"afterok:{place.number}" for place in self.needs)
+        one = len(self.jobs) == 1
+        return ",".join(f"afterok:{need.number}" if one else f"aftercorr:{need.array.number}" for need in self.needs)
 
 
 @dataclass(frozen=True)
@@ -218,8 +215,8 @@ class Place:
         return f"{self.array.number}_{self.index}" if len(self.array.jobs) > 1 else self.array.number
 
 
-def arrays(jobs: Sequence[Job], earlier: Mapping[str, Place], longest: int) -> tuple[list[Array], dict[str, Place]]:
-    """The arrays of jobs, at most ``longest`` jobs each, dependencies first, and the place of each job by title.
+def arrays(jobs: Sequence[Job], earlier: Mapping[str, Place], longest: int) -> list[Array]:
+    """The arrays of jobs, at most ``longest`` jobs each, dependencies first.
 
     aftercorr pairs jobs by index, so a job joins an array only at the index that its dependencies have; otherwise it
     starts a new array. ``jobs`` lists dependencies before their dependents; ``earlier``: places of jobs that an earlier
@@ -231,8 +228,7 @@ def arrays(jobs: Sequence[Job], earlier: Mapping[str, Place], longest: int) -> t
     for job in jobs:
         needs = tuple(places[need.title] for need in job.needs if need.title in places)
         indices = {place.index for place in needs}
-        task = job.task
-        like = (task.name, task.cpus, task.minutes, task.distributed, *(id(place.array) for place in needs))
+        like = (job.task.name, *(id(place.array) for place in needs))  # of one task all ask for the same
         candidates = open_arrays.setdefault(like, [])
         for array in reversed(candidates):
             if len(array.jobs) < longest and indices <= {len(array.jobs)}:
@@ -244,4 +240,4 @@ def arrays(jobs: Sequence[Job], earlier: Mapping[str, Place], longest: int) -> t
                 candidates.append(array)
         places[job.title] = Place(array, len(array.jobs))
         array.jobs.append(job)
-    return new, {job.title: places[job.title] for job in jobs}
+    return new

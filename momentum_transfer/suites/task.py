@@ -136,8 +136,7 @@ class Job:
         several nodes: of the attempt that runs or was killed. ``exit_code`` once it ended by itself, ``stopped`` where
         a signal ended it. ``seconds`` of all ``attempts``, ``gpus`` of each.
         """
-        found = read_state(self.folder)
-        return found if found.get("key") == self.key else {}
+        return read_state(self.folder, self.key)
 
     def _write_state(self, seconds: float, **state: Any) -> None:
         content = {"key": self.key, "seconds": round(seconds, 1), **state}
@@ -181,13 +180,13 @@ class Job:
         return there and self.state().get("exit_code") == 0
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """The state in a job's folder; empty where there is none, or none that can be read."""
+def read_state(folder: Path, key: str | None = None) -> dict[str, Any]:
+    """The state in a job's folder; empty where there is none, none that can be read, or that of another ``key``."""
     try:
         content = read_json(folder / STATE, "the state of a task")
     except InputError:
         return {}
-    return content if isinstance(content, dict) else {}
+    return content if isinstance(content, dict) and key in (None, content.get("key")) else {}
 
 
 def _slurm_job_id() -> str:

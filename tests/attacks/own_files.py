@@ -24,7 +24,7 @@ from momentum_transfer.lowshot.labelled_data import from_file_list
 from momentum_transfer.report.file_verdict import verdict
 from momentum_transfer.suites.choose.run import as_begun, keep_question, make_plan
 from momentum_transfer.suites.choose.stages import DETECTION, Candidate, Plan, Question, rows, training_step
-from momentum_transfer.suites.executors import SUBMITTED, submitted
+from momentum_transfer.suites.executors import SUBMITTED
 from momentum_transfer.suites.progress import PLAN, standings
 from momentum_transfer.suites.task import STATE
 from momentum_transfer.tools.status import show
@@ -148,7 +148,7 @@ class OwnFiles:
 
         def status() -> None:
             with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")):
-                show(standings(self.folder, submitted(self.folder)), everything=True)
+                show(standings(self.folder), everything=True)
 
         return outcome_of(status)
 

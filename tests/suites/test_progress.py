@@ -45,7 +45,9 @@ def test_every_task_is_where_its_files_say(tmp_path, jobs):
     stopped.begin(0)
     stopped.end(50.0, stopped="SIGTERM")
     (running.folder / JOB_LOCK).touch()
-    found = {one.planned.task: one for one in standings(tmp_path / "out", {after.title: ("12_3", after.key)})}
+    line = json.dumps({"number": "12_3", "on": "Slurm", "jobs": [[after.title, after.key]]})
+    (tmp_path / "out/submitted.jsonl").write_text(line + "\n")
+    found = {one.planned.task: one for one in standings(tmp_path / "out")}
     assert [found[f"task{index}"].state for index in range(6)] == [
         "done", "queued", "failed", "not run", "running", "stopped"
     ]  # fmt: skip
@@ -73,11 +75,11 @@ def test_a_task_on_a_node_that_gives_no_sign_of_life_is_silent(tmp_path, jobs):
     for path in (job.log, job.folder / JOB_LOCK):
         path.touch()
         os.utime(path, (time.time() - 600, time.time() - 600))
-    silent = standings(tmp_path / "out", {})[0]
+    silent = standings(tmp_path / "out")[0]
     assert silent.state == "silent"
     assert silent.seconds == pytest.approx(400, abs=5)
     (job.folder / JOB_LOCK).touch()
-    assert standings(tmp_path / "out", {})[0].state == "running"
+    assert standings(tmp_path / "out")[0].state == "running"
 
 
 def test_hours_are_measured_where_they_can_be_and_the_plan_keeps_what_was_expected_first(tmp_path, jobs):
@@ -144,7 +146,7 @@ def test_standings_are_shown_on_a_file_system_that_is_read_only(tmp_path, jobs, 
     monkeypatch.setattr(run_lock, "_offsets", {})
     for name in ("touch", "unlink"):
         monkeypatch.setattr(Path, name, refused)
-    assert standings(tmp_path / "out", {})[0].state == "running"
+    assert standings(tmp_path / "out")[0].state == "running"
 
 
 def test_seconds_of_a_task_do_not_follow_a_clock_that_goes_back(jobs, monkeypatch):

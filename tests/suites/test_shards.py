@@ -254,8 +254,7 @@ def test_a_task_that_loses_a_node_goes_on_with_another(tmp_path: Path, lost: int
 def test_shards_join_what_lacks_a_node_and_wait_for_one_task_at_a_time(tmp_path: Path):
     two = {"nodes": 2, "distributed": True}
     jobs = jobs_of(tmp_path, two, {}, two)
-    run = local._Run(1, 0, None, Shard(1, 2), jobs)
-    run.several = [jobs[0], jobs[2]]
+    run = local._Run(jobs, 1, 0, None, Shard(1, 2), {})
     assert [job.task.name for job in sorted(jobs, key=run._turn)] == ["task1", "task0", "task2"]
     later = local._Running(jobs[2], None, 0.0, 0.0, contextlib.ExitStack(), 0)
     with contextlib.ExitStack() as claims:

@@ -181,19 +181,19 @@ def test_arrays_follow_their_needs_in_order_and_no_array_is_too_long(tmp_path: P
 
     first = of(5)
     second = of(5, first, "second")
-    made, places = arrays([*first, *second], {}, longest=3)
+    made = arrays([*first, *second], {}, longest=3)
     assert [len(array.jobs) for array in made] == [3, 2, 3, 2]
     for number, array in enumerate(made):
         array.number = str(number)
     assert [array.dependency() for array in made] == ["", "", "aftercorr:0", "aftercorr:1"]
-    assert (places[second[4].title].number, places[first[4].title].number) == ("3_1", "1_1")
+    assert (made[3].jobs.index(second[4]), made[1].jobs.index(first[4])) == (1, 1)
     # three checkpoints of each of two runs: job k of each array follows run k
     runs = of(2)
-    made, _ = arrays([*runs, *of(6, [runs[0]] * 3 + [runs[1]] * 3, "second")], {}, longest=100)
+    made = arrays([*runs, *of(6, [runs[0]] * 3 + [runs[1]] * 3, "second")], {}, longest=100)
     assert [len(array.jobs) for array in made] == [2, 2, 2, 2]
     # needs of which one is done, or an earlier call's: those that would stand elsewhere are alone
     found = {first[0].title: Place(Array([first[0]], number="9_7"))}
-    made, _ = arrays([*first[2:], *second], found, longest=100)
+    made = arrays([*first[2:], *second], found, longest=100)
     for number, array in enumerate(made):
         array.number = str(number)
     whose = {tuple(job.weights for job in array.jobs): array.dependency() for array in made[1:]}
@@ -266,7 +266,7 @@ def test_a_failure_in_which_another_node_is_lost_is_no_end(tmp_path: Path, monke
     assert (job.state().get("exit_code"), job.state().get("stopped")) == ((1, None) if alive else (None, "SIGTERM"))
 
 
-def test_two_attempts_at_once_are_one(tmp_path: Path):
+def test_two_attempts_at_once_are_one(tmp_path: Path, monkeypatch):
     (job,) = jobs_of(tmp_path, {"word": "once"})  # sleeps
     job.results.parent.mkdir()
     code = (
@@ -277,8 +277,9 @@ def test_two_attempts_at_once_are_one(tmp_path: Path):
     while not (tmp_path / "out/sleeping").exists():
         time.sleep(0.05)
     before = job.state()
+    monkeypatch.setattr("momentum_transfer.suites.attempt._PATIENCE", 0.0)
     with pytest.raises(InputError, match="expected to be alone"):
-        Attempt(job, 0, patience=0.0)()
+        Attempt(job, 0)()
     assert job.state() == before
     process.terminate()
     assert process.wait() != 0
@@ -294,9 +295,9 @@ def test_ten_thousand_tasks_are_ten_arrays(tmp_path: Path):
             needs = tuple(made[need] for need in task.needs)
             made[task.name] = Job(f"net{index}", task, (), tmp_path, needs, "", tmp_path)
         jobs += made.values()
-    found, places = arrays(jobs, {}, longest=1000)
+    found = arrays(jobs, {}, longest=1000)
     assert [len(array.jobs) for array in found] == [1000] * 10
     for number, array in enumerate(found):
         array.number = str(number)
     assert [array.dependency() for array in found[5:]] == [f"aftercorr:{number}" for number in range(5)]
-    assert places["net7: task9"].number == "9_7"
+    assert found[9].jobs[7].title == "net7: task9"

@@ -35,10 +35,10 @@ def test_a_command_has_its_words_folder_and_environment_and_ends_as_a_process_do
     for word, code, said in (("a b", 7, []), ("text", 1, ["words"]), ("none", 0, [])):
         started = command(word)
         first, *others = started.stdout.read().splitlines()
-        started.wait()
+        started.process.join()
         assert json.loads(first) == [[word], str(tmp_path), "1", False, "__main__"]
         assert others == ["a warning", *said]
-        assert started.poll() == started.returncode == code
+        assert started.process.exitcode == code
         assert 0 < started.peak_gib() < 64
         assert (tmp_path / "at_exit.txt").exists()
 
@@ -46,20 +46,20 @@ def test_a_command_has_its_words_folder_and_environment_and_ends_as_a_process_do
 def test_a_signal_is_told_by_its_number(command):
     started = command("signal")
     assert len(started.stdout.read().splitlines()) == 2
-    started.wait()
-    started.terminate()
-    assert (started.returncode, started.peak_gib()) == (-signal.SIGTERM, 0.0)
+    started.process.join()
+    started.process.terminate()
+    assert (started.process.exitcode, started.peak_gib()) == (-signal.SIGTERM, 0.0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is forked here")
 def test_another_number_of_threads_is_not_forked(command):
     same, other = command("none"), command("none", OMP_NUM_THREADS="3")
-    kinds = [type(one._process).__name__ for one in (same, other)]
+    kinds = [type(one.process).__name__ for one in (same, other)]
     for one in (same, other):
         one.stdout.read()
-        one.wait()
+        one.process.join()
     assert kinds == ["ForkServerProcess", "SpawnProcess"]
-    assert same.returncode == other.returncode == 0
+    assert same.process.exitcode == other.process.exitcode == 0
 
 
 PARENT = """
@@ -77,8 +77,8 @@ def test_a_command_in_another_folder_starts_processes_of_its_own(tmp_path):
     (tmp_path / "parent.py").write_text(PARENT, encoding="utf-8")
     started = WarmCommand(["parent.py"], tmp_path, {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]})
     assert started.stdout.read() == "worked\n"
-    started.wait()
-    assert started.returncode == 0
+    started.process.join()
+    assert started.process.exitcode == 0
 
 
 STARTER = """
@@ -88,8 +88,8 @@ if __name__ == "__main__":
     chain.IMPORTED = ()
     started = chain.WarmCommand(sys.argv[1:], ".", {"OMP_NUM_THREADS": ""})
     sys.stderr.write(started.stdout.read())
-    started.wait()
-    sys.exit(started.returncode)
+    started.process.join()
+    sys.exit(started.process.exitcode)
 """
 
 

@@ -55,18 +55,14 @@ _GRID, _BATCH, _KEPT, RESAMPLES = 2, 32, 512, 200
 
 @dataclass(frozen=True)
 class Sample:
-    """What is measured: ``rows`` [R] says of which image each row is; ``boxes`` [R, 4] are fractions of its sides.
-
-    ``classes``: number of the labels' classes; a region of the background has this number. ``small``: images are taken
-    whole, however they are shaped, and not by their centre.
-    """
+    """What is measured."""
 
     images: tuple[PIL.Image.Image, ...]
     labels: np.ndarray  # [R] class numbers
-    rows: np.ndarray
-    classes: int
-    boxes: np.ndarray | None = None
-    small: bool = False
+    rows: np.ndarray  # [R]: of which image each row is
+    classes: int  # of the labels; a region of the background has this number
+    boxes: np.ndarray | None = None  # [R, 4], fractions of the image's sides
+    small: bool = False  # images are taken whole, however they are shaped, and not by their centre
 
 
 def sample_of_files(files: LabelledFiles, seed: int) -> Sample:

@@ -160,18 +160,14 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Length of every stage, times[stage][architecture] that it follows from, the images' seconds[architecture].
+    """How long every stage is, and what that follows from."""
 
-    ``timed``: stages whose times were measured and whose lengths stay. ``alive``: names of a stage's candidates, once
-    they are known. ``spent``: seconds of the budget so far.
-    """
-
-    lengths: dict[str, Annotated[int, msgspec.Meta(ge=1, lt=10**12)]]
-    times: dict[str, dict[str, Times]]
-    images: dict[str, _Seconds] = {}
-    timed: list[str] = []
-    alive: dict[str, list[str]] = {}
-    spent: _Seconds = 0.0
+    lengths: dict[str, Annotated[int, msgspec.Meta(ge=1, lt=10**12)]]  # of a stage
+    times: dict[str, dict[str, Times]]  # of a stage and architecture
+    images: dict[str, _Seconds] = {}  # of an architecture
+    timed: list[str] = []  # stages whose times were measured and whose lengths stay
+    alive: dict[str, list[str]] = {}  # names of a stage's candidates, once they are known
+    spent: _Seconds = 0.0  # of the budget so far
 
     def starts(self, asked: Question, stage: str) -> tuple[Candidate, ...]:
         """Who is in a stage; as long as that is unknown, as many as there will be, the costliest ones."""
