@@ -87,8 +87,9 @@ class _Run:
 
     def stand(self, count: int) -> str:
         """How far the plan of ``count`` jobs is."""
-        seconds = sorted(duration(time.monotonic() - task.began) for task in list(self.running.values()))
-        return f"{len(self.outcomes)} of {count} tasks ended, {len(seconds)} running ({', '.join(seconds)} so far)"
+        seconds = ", ".join(sorted(duration(time.monotonic() - task.began) for task in list(self.running.values())))
+        running = f"{len(self.running)} running ({seconds} so far)" if seconds else "others run here or elsewhere"
+        return f"{len(self.outcomes)} of {count} tasks ended, {running}"
 
     def to_the_end(self, stop: StopSignal) -> None:
         """Start jobs as slots are free until all have ended."""
