@@ -93,6 +93,8 @@ def _serve(line: Connection, setup: Setup) -> None:
     with open(os.devnull, "wb") as nowhere:  # for what Ray writes when it ends this one
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
+    # Larger arguments, by default of 100 kB, are lost with this process, and the actor could not begin again.
+    os.environ.setdefault("RAY_max_direct_call_object_size", str(8 << 20))
     cluster = Cluster(setup)
     with contextlib.suppress(EOFError):
         while True:
