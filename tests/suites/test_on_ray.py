@@ -173,6 +173,7 @@ def test_the_actor_of_hundreds_of_tasks_begins_again_without_the_call_that_made_
     wait_for(lambda: traces(output))
     driver.kill()
     driver.wait()
+    time.sleep(5)  # until Ray has seen it
     parents = [node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()]
     for parent in parents:
         subprocess.run(["pkill", "-KILL", "-P", str(parent), "-f", "^ray::Keeper"], check=False)
