@@ -32,10 +32,10 @@ if not __package__:  # python tools/NAME.py
 from momentum_transfer.core.command import above_0, at_least, own_file, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, weights_name, write_text
-from momentum_transfer.core.log import say, table, warn
+from momentum_transfer.core.log import say, silent, table, warn
 from momentum_transfer.core.loggers import suite_run
 from momentum_transfer.core.shipped import started, typed, workplace
-from momentum_transfer.core.urls import copy_out
+from momentum_transfer.core.urls import check_store, copy_out
 from momentum_transfer.suites.attempt import Outcome, alone
 from momentum_transfer.suites.executors import Executor, Setup, cancel, executor_class, run_on
 from momentum_transfer.suites.local import KINDS, export, read_shard, run_local
@@ -68,6 +68,8 @@ def main(args: argparse.Namespace) -> None:
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
     names = ", ".join([*(["its own pretrainings"] if suite.sweep else []), *map(weights_name, weights)])
     say(f"suite {suite.name}: {len(suite.tasks)} tasks for each of {names or 'no checkpoint'}; output in {output}")
+    if args.copy_to and not args.export:
+        check_store(args.copy_to)
     engine = _engine(args, output)
     shared = Shared()
     jobs = plan(suite, weights, output, args.preset, shared.backbone)
@@ -192,7 +194,7 @@ def _check_pretrainings(suite: Suite) -> None:
 def _report(args: argparse.Namespace, output: Path, jobs: Sequence[Job], weights: Sequence[str]) -> bool:
     """Make the page of all records so far, and copy it; returns whether that worked. One shard at a time does so."""
     records = output / "results.jsonl"
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as held, silent():
         if args.shard is not None:
             try:
                 held.enter_context(alone(output, patience=0.0))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import lock, remove_leftovers
+from momentum_transfer.core.files import lock, naming, remove_leftovers
 from momentum_transfer.core.log import say
 
 NAME = ".lock"
@@ -266,8 +266,9 @@ def _occupied(path: Path, owner: _Owner) -> InputError:
 def _sign(path: Path, descriptor: int, locked: bool) -> None:
     """Write who holds the lock. Without the system's lock the last of several that come at once is the owner."""
     text = signature().encode()
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, text, 0)
+    with naming(path):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, text, 0)
     if locked:
         return
     time.sleep(0.3)

@@ -48,6 +48,14 @@ def copy_out(folder: Path, url: str) -> None:
         raise InputError(f"expected to write to {url}, found: {one_line(error)}; everything is in {folder}") from error
 
 
+def check_store(url: str) -> None:
+    """Raise InputError if no installed package opens such a URL."""
+    try:
+        _opened(url)
+    except Exception as error:  # of whichever store it is
+        raise InputError(f"expected the URL of a store, found {url}: {one_line(error)}; nothing was started") from error
+
+
 def _opened(url: str) -> tuple[Any, str]:
     import fsspec  # torch brings it
 

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
 from momentum_transfer.core.errors import AGAIN, InputError, counted, missing_package, one_line
+from momentum_transfer.core.files import append_whole
 from momentum_transfer.core.log import PLAIN_INTERVAL, say, warn
 from momentum_transfer.suites.attempt import Attempt, Outcome, done_before, last_lines, last_word, noted
 from momentum_transfer.suites.task import Job
@@ -131,8 +132,9 @@ def run_on(executor: Executor, jobs: Sequence[Job], output: Path, *, gpus: int, 
     """
     outcomes = done_before(jobs)
     to_do = [job for job in jobs if job.title not in outcomes]
+    run = _Run(executor, output, gpus, poll)
     with stop_signals("the submitted jobs go on") as stop:
-        run = _Run(executor, output, gpus, poll, _found(to_do, executor, output))
+        run.find(to_do, stop)
         seen = run.wait(to_do, stop)
     for job in to_do:
         outcomes[job.title] = _outcome(job, executor.name, run.numbers.get(job.title, ""), seen, outcomes)
@@ -141,33 +143,10 @@ def run_on(executor: Executor, jobs: Sequence[Job], output: Path, *, gpus: int, 
 
 def cancel(executor: Executor, jobs: Sequence[Job], output: Path) -> int:
     """Cancel the tasks that an earlier call submitted and that are still to come; returns how many."""
-    numbers = _found(jobs, executor, output, same=False)
-    executor.cancel(numbers.values())
-    return len(numbers)
-
-
-def _found(jobs: Sequence[Job], executor: Executor, output: Path, same: bool = True) -> dict[str, str]:
-    """Title -> number of jobs of an earlier call that are still queued or running.
-
-    InputError if the engine does not answer, or, with ``same``, such a job has other settings.
-    """
-    before = submitted(output, executor.name)
-    known = [job for job in jobs if job.title in before]
-    seen = executor.look([before[job.title][0] for job in known]) if known else {}
-    found = {}
-    for job in known:
-        number, key = before[job.title]
-        if number not in seen or not seen[number].alive or job.ended():
-            continue
-        if same and key != job.key:
-            raise InputError(f"expected no job at work in {job.folder}, found {executor.name} job {number} there with "
-                             "another command, weights or config; wait for its end, or end it by the same command with "
-                             "--cancel")  # fmt: skip
-        found[job.title] = number
-    if found:
-        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        say(f"{counted(len(found), 'task')} still in the queue or running: {', '.join(list(found.values())[:5])}{more}")
-    return found
+    run = _Run(executor, output)
+    run.find(jobs, StopSignal(), same=False)
+    executor.cancel(run.numbers.values())
+    return len(run.numbers)
 
 
 @dataclass
@@ -176,11 +155,31 @@ class _Run:
 
     executor: Executor
     output: Path
-    gpus: int
-    poll: float
-    numbers: dict[str, str]  # of all submitted jobs, by title
+    gpus: int = 0
+    poll: float = 0.0
+    numbers: dict[str, str] = field(default_factory=dict)  # of all submitted jobs, by title
     said: tuple[str, float] = ("", -PLAIN_INTERVAL)  # the last line on where the tasks are, and when
     warned: set[str] = field(default_factory=set)  # reasons for which a job may never start
+
+    def find(self, jobs: Sequence[Job], stop: StopSignal, same: bool = True) -> None:
+        """Take the ``numbers`` of jobs of an earlier call that are still queued or running.
+
+        InputError if, with ``same``, such a job has other settings.
+        """
+        before = submitted(self.output, self.executor.name)
+        known = [(job, *before[job.title]) for job in jobs if job.title in before]
+        self.numbers = {job.title: number for job, number, _ in known}
+        seen = self._look(self.numbers, stop)
+        for job, number, key in known:
+            if number not in seen or not seen[number].alive or job.ended():
+                del self.numbers[job.title]
+            elif same and key != job.key:
+                raise InputError(f"expected no job at work in {job.folder}, found {self.executor.name} job {number} "
+                                 "there with another command, weights or config; wait for its end, or end it by the "
+                                 "same command with --cancel")  # fmt: skip
+        if found := list(self.numbers.values()):
+            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+            say(f"{counted(len(found), 'task')} still in the queue or running: {', '.join(found[:5])}{more}")
 
     def wait(self, jobs: Sequence[Job], stop: StopSignal) -> dict[str, Seen]:
         """Submit jobs, as far as they are taken, until all have ended; returns their last states by title."""
@@ -190,19 +189,10 @@ class _Run:
         for job in left:
             job.forget_end()
         doubted: dict[str, float] = {}
-        began, answers = time.monotonic(), True
+        began = time.monotonic()
         while waiting or left:
             left = self._submit(left, waiting, stop)
-            try:
-                answer = self.executor.look([self.numbers[title] for title in waiting]) if waiting else {}
-                answers = True
-            except InputError as error:
-                if answers:
-                    warn(f"{error} Asking again.")
-                answers = False
-                time.sleep(5.0)
-                _refuse_stop(stop, "waiting")
-                continue
+            answer = self._look(waiting, stop)
             for title, job in list(waiting.items()):
                 seen = answer.get(self.numbers[title])
                 last[title] = seen or last.get(title, Seen(""))
@@ -233,8 +223,8 @@ class _Run:
         for number, attempts in self.executor.submit(offered, {title: self.numbers[title] for title in waiting}):
             jobs = [attempt.job for attempt in attempts]
             entry = {"number": number, "on": self.executor.name, "jobs": [[job.title, job.key] for job in jobs]}
-            with open(self.output / SUBMITTED, "a", encoding="utf-8") as stream:
-                stream.write(json.dumps(entry) + "\n")
+            with open(self.output / SUBMITTED, "ab", buffering=0) as stream:
+                append_whole(stream, (json.dumps(entry) + "\n").encode(), self.output / SUBMITTED)
             own = task_numbers(number, len(jobs))
             for job, one in zip(jobs, own, strict=True):
                 self.numbers[job.title], waiting[job.title] = one, job
@@ -246,6 +236,20 @@ class _Run:
             raise InputError(f"expected {self.executor.name} to take {rest[0].title}, found that it takes none of "
                              f"{counted(len(rest), 'task')}; mend its submit()")  # fmt: skip
         return rest
+
+    def _look(self, titles: Collection[str], stop: StopSignal) -> Mapping[str, Seen]:
+        """The states of jobs by number; an engine that does not answer, as after the loss of a node, is asked again."""
+        silent = False
+        while titles:
+            try:
+                return self.executor.look([self.numbers[title] for title in titles])
+            except InputError as error:
+                if not silent:
+                    warn(f"{error} Asking again.")
+                silent = True
+                time.sleep(5.0)
+                _refuse_stop(stop, "waiting")
+        return {}
 
     def _show(self, titles: Collection[str], answer: Mapping[str, Seen], total: int) -> None:
         """Log how many tasks are where, when that changes, and warn of those that may never start."""

@@ -81,9 +81,9 @@ class _Run:
     running: dict[int, "_Running"] = field(default_factory=dict)
 
     def say_stand(self) -> None:
-        seconds = sorted(duration(time.monotonic() - task.began) for task in list(self.running.values()))
-        ended = f"{len(self.outcomes)} of {len(self.jobs)} tasks ended"
-        say(f"{ended}, {len(seconds)} running ({', '.join(seconds)} so far)")
+        seconds = ", ".join(sorted(duration(time.monotonic() - task.began) for task in list(self.running.values())))
+        running = f"{len(self.running)} running ({seconds} so far)" if seconds else "others run here or elsewhere"
+        say(f"{len(self.outcomes)} of {len(self.jobs)} tasks ended, {running}")
 
     def to_the_end(self, stop: StopSignal) -> None:
         """Start jobs as slots are free until all have ended."""

@@ -42,6 +42,7 @@ class Ray:
 
     def __init__(self, setup: Setup) -> None:
         extra("ray", "Ray")
+        self._output = setup.output
         spawn = multiprocessing.get_context("spawn")
         self._line, end = spawn.Pipe()
         spawn.Process(target=_serve, args=(end, setup), daemon=True).start()
@@ -61,7 +62,9 @@ class Ray:
         most, asked = max(1, int(self._ask("largest", "CPU"))), max(one.job.task.cpus for one in mine.values())
         if asked > most:  # it would wait for ever
             say(f"no node has the {asked} CPUs that the suite asks for; asking for {most}")
-        yield self._ask("submit", list(mine.values()), min(asked, most)), list(mine.values())
+        number = hashlib.sha256(f"{self._output.resolve()} {time.time_ns()}".encode()).hexdigest()[:12]
+        yield number, list(mine.values())  # before it is submitted: no call that is killed leaves tasks unknown
+        self._ask("submit", number, list(mine.values()), min(asked, most))
 
     def look(self, numbers: Collection[str]) -> Mapping[str, Seen]:
         seen: Mapping[str, Seen] = self._ask("look", list(numbers))
@@ -90,6 +93,8 @@ def _serve(line: Connection, setup: Setup) -> None:
     with open(os.devnull, "wb") as nowhere:  # for what Ray writes when it ends this one
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
+    # Larger arguments, by default of 100 kB, are lost with this process, and the actor could not begin again.
+    os.environ.setdefault("RAY_max_direct_call_object_size", str(8 << 20))
     cluster = Cluster(setup)
     with contextlib.suppress(EOFError):
         while True:
@@ -130,11 +135,9 @@ class Cluster:
         """The most that a node has of it."""
         return max((node["Resources"].get(resource, 0.0) for node in self.ray.nodes() if node["Alive"]), default=0.0)
 
-    def submit(self, attempts: Sequence[Attempt], cpus: int) -> str:
-        number = hashlib.sha256(f"{self.setup.output.resolve()} {time.time_ns()}".encode()).hexdigest()[:12]
+    def submit(self, number: str, attempts: Sequence[Attempt], cpus: int) -> None:
         keeper = self.ray.remote(Keeper).options(name=number, lifetime="detached", max_restarts=-1, num_cpus=0)
-        self.ray.get(keeper.remote(attempts, str(workplace()), cpus).states.remote(), timeout=_PATIENCE)
-        return number
+        keeper.remote(attempts, str(workplace()), cpus)
 
     def look(self, numbers: Sequence[str]) -> dict[str, Seen]:
         seen: dict[str, Seen] = {}
@@ -196,7 +199,7 @@ class Keeper:
         except self.ray.exceptions.TaskCancelledError:
             return "CANCELLED", False
         except self.ray.exceptions.RayError as error:
-            return type(error).__name__, False
+            return one_line(getattr(error, "cause", None) or error), False
         return "ENDED", False
 
     def cancel(self, index: int) -> None:

@@ -65,6 +65,11 @@ def test_what_is_not_there_or_cannot_be_written_is_one_line(store, tmp_path):
         local_copy("nosuch://x")
     with pytest.raises(InputError, match=f"expected to write to nosuch://x, found: .*everything is in {tmp_path}"):
         copy_out(tmp_path, "nosuch://x")
+    words = ("--suite", "smoke", "--weights", "pixels", "--output", tmp_path / "out", "--copy-to", "nosuch://x")
+    ended = run_tool("evaluate", *words)  # not after hours
+    assert ended.returncode == 2
+    assert "expected the URL of a store, found nosuch://x: Protocol not known: nosuch" in ended.stderr
+    assert not (tmp_path / "out").exists()
     assert is_url("s3://a/b")
     assert not is_url("outputs/a")
 

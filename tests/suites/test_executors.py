@@ -1,12 +1,18 @@
 """Engines by entry point, what they are told, and what is told of them."""
 
+import errno
+import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.suites import executors
 from momentum_transfer.suites.executors import Seen, Setup, cancel, executor_class, run_on, submitted
 from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.suite import load_suite
@@ -140,6 +146,52 @@ def test_an_end_that_the_folder_does_not_hold_is_told_by_the_engine(tmp_path, mo
     first, after = run_on(Scripted(*looks), jobs_of(tmp_path, {}, {"needs": "task0"}), tmp_path / "out", gpus=0, poll=0)
     assert (first.status, after.status) == (status, "not run")
     assert note in first.note
+
+
+def earlier_submission(jobs: list[Job], output: Path) -> None:
+    line = {"number": "7", "on": "Scripted", "jobs": [[job.title, job.key] for job in jobs]}
+    (output / "submitted.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+
+
+def test_an_engine_that_is_silent_when_a_later_call_looks_for_its_tasks_is_asked_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("momentum_transfer.suites.executors.SETTLE", 0.0)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    jobs, output = jobs_of(tmp_path, {}), tmp_path / "out"
+    earlier_submission(jobs, output)
+    with caplog.at_level("WARNING", "momentum_transfer"):
+        (outcome,) = run_on(Scripted("silent", "silent", "RUNNING", "CANCELLED"), jobs, output, gpus=0, poll=0)
+    assert "Scripted job 7 was cancelled" in outcome.note
+    assert caplog.text.count("expected an answer, found none. Asking again.") == 1
+    assert cancel(Scripted("silent", "RUNNING"), jobs, output) == 1
+
+
+def test_ctrl_c_ends_the_wait_for_an_engine_that_stays_silent(tmp_path, monkeypatch):
+    jobs = jobs_of(tmp_path, {})
+    earlier_submission(jobs, tmp_path / "out")
+    monkeypatch.setattr(time, "sleep", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Stopped, match="stopped waiting, the submitted jobs go on"):
+        run_on(Scripted("silent"), jobs, tmp_path / "out", gpus=0)
+
+
+def test_a_full_disk_leaves_no_half_line_of_a_submission_on_which_the_next_would_be_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr("momentum_transfer.suites.executors.SETTLE", 0.0)
+    jobs, output, true = jobs_of(tmp_path, {}), tmp_path / "out", executors.append_whole
+
+    class Full:
+        def __init__(self, stream) -> None:
+            self.stream, self.fileno = stream, stream.fileno
+
+        def write(self, content) -> int:
+            if len(content) < 20:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return self.stream.write(content[:-10])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(executors, "append_whole", lambda stream, *rest: true(Full(stream), *rest))
+        with pytest.raises(OSError, match=r"No space left .*submitted\.jsonl"):
+            run_on(Scripted(""), jobs, output, gpus=0, poll=0)
+    run_on(Scripted(""), jobs, output, gpus=0, poll=0)
+    assert submitted(output, "Scripted")[jobs[0].title] == ("n0", jobs[0].key)
 
 
 def test_an_engine_that_takes_nothing_is_told(tmp_path):

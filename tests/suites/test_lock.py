@@ -1,5 +1,6 @@
 """One runner in a folder at a time; a killed runner leaves no task behind, and the next run goes on where it was."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -47,6 +48,15 @@ def test_two_runners_in_one_folder_are_refused_by_number(tmp_path: Path):
     ):
         pass
     with alone(tmp_path / "out"):  # free again
+        pass
+
+
+def test_a_full_disk_names_the_lock_that_it_cannot_hold(tmp_path: Path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*/\.lock"), alone(tmp_path):
         pass
 
 

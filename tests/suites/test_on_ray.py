@@ -166,6 +166,20 @@ def test_a_suite_whose_node_and_driver_are_killed_has_the_records_of_an_undistur
     assert records_of(output) == records_of(tmp_path / "here")
 
 
+def test_the_actor_of_hundreds_of_tasks_begins_again_without_the_call_that_made_it(cluster, tmp_path):
+    suite, output = counting_suite(tmp_path, 400, 600), tmp_path / "out"
+    jobs = jobs_of(suite, output)
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, cluster.address, str(suite), str(output)], cwd=ROOT)
+    wait_for(lambda: traces(output))
+    driver.kill()
+    driver.wait()
+    time.sleep(5)  # until Ray has seen it
+    parents = [node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()]
+    for parent in parents:
+        subprocess.run(["pkill", "-KILL", "-P", str(parent), "-f", "^ray::Keeper"], check=False)
+    assert cancel(Ray(Setup(output, cluster.address)), jobs, output) == 400
+
+
 def test_a_node_that_is_asked_to_leave_lets_its_tasks_save(cluster, tmp_path):
     output = tmp_path / "out"
     jobs = jobs_of(counting_suite(tmp_path, 6, 40), output)

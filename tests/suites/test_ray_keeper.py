@@ -1,5 +1,7 @@
 """What the executor and its actor ask of Ray, on a stand-in that runs tasks at once; on Ray itself: test_on_ray.py."""
 
+import errno
+import re
 import sys
 import types
 from pathlib import Path
@@ -8,8 +10,9 @@ import pytest
 
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.suites import task
 from momentum_transfer.suites.attempt import Attempt
-from momentum_transfer.suites.executors import Setup, executor_class, run_on
+from momentum_transfer.suites.executors import Setup, executor_class, run_on, submitted
 from momentum_transfer.suites.on_ray import Cluster, Keeper
 from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.suite import load_suite
@@ -56,7 +59,9 @@ class StandIn(types.ModuleType):
 
     def get(self, ref, timeout=None):
         if isinstance(ref, Ref) and ref.error:
-            raise self.exceptions.RayTaskError(str(ref.error))  # as Ray wraps what a task raised
+            error = self.exceptions.RayTaskError("a traceback\nof many lines")  # as Ray wraps what a task raised
+            error.cause = ref.error
+            raise error
         return ref
 
     def wait(self, refs, **_):
@@ -151,6 +156,33 @@ def test_an_actor_that_is_made_again_repeats_nothing_that_ended_and_nothing_afte
     assert words(tmp_path / "out") == ["word3"]
 
 
+def test_a_submission_is_noted_before_it_is_made_so_that_a_killed_call_leaves_none_unknown(tmp_path, ray, monkeypatch):
+    jobs, output, noted = jobs_of(tmp_path, {}), tmp_path / "out", []
+
+    def killed(cluster: Cluster, number: str, *_: object) -> None:
+        noted.append(submitted(output, "Ray")[jobs[0].title][0] == number)
+        raise ConnectionError("killed")
+
+    with monkeypatch.context() as patched, pytest.raises(Stopped):
+        patched.setattr(Cluster, "submit", killed)
+        run_on(executor_class("ray")(Setup(output)), jobs, output, gpus=0, poll=0.0)
+    assert noted == [True]
+    assert run_on(executor_class("ray")(Setup(output)), jobs, output, gpus=0, poll=0.0)[0].well
+    assert words(output) == ["word0"]
+
+
+def test_a_full_disk_on_which_a_task_cannot_begin_is_told(tmp_path: Path, ray, monkeypatch):
+    jobs, output = jobs_of(tmp_path, {}), tmp_path / "out"
+
+    def write(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(task, "write_text", write)
+    (outcome,) = run_on(executor_class("ray")(Setup(output)), jobs, output, gpus=0, poll=0.0)
+    assert outcome.status == "failed"
+    assert re.search(r"ended as \[Errno 28\] No space left on device: .*suite_state\.json", outcome.note)
+
+
 def test_a_task_belongs_to_the_suites_mlflow_run_where_the_worker_knows_none(tmp_path: Path, ray, monkeypatch):
     (job,) = jobs_of(tmp_path, {})
     (tmp_path / "tool.py").write_text(
@@ -190,7 +222,7 @@ def test_an_actor_that_is_being_made_again_is_asked_again(tmp_path: Path, ray: S
 
     def get(ref, timeout=None):
         asked.extend([ref] if isinstance(ref, list) else [])  # the states, not the end of a task
-        if isinstance(ref, list) and len(asked) == 2:  # the first look after the submission
+        if isinstance(ref, list) and len(asked) == 1:  # the first look after the submission
             raise ray.exceptions.ActorUnavailableError("restarting")
         return true(ref)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import re
 import signal
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from momentum_transfer.core import run_lock
+from momentum_transfer.core import log, run_lock
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import never_silent
 from momentum_transfer.suites import local, task
 from momentum_transfer.suites.attempt import JOB_LOCK, alone
 from momentum_transfer.suites.local import Shard, export, read_shard, run_local
@@ -76,7 +78,7 @@ def test_a_shard_begins_at_its_part_and_repeats_no_failure(tmp_path: Path):
 
 
 @pytest.mark.parametrize("whose", ["claim", "lock"])
-def test_what_another_has_taken_is_waited_for_and_not_done_twice(tmp_path: Path, whose: str):
+def test_what_another_has_taken_is_waited_for_and_not_done_twice(tmp_path: Path, whose: str, capsys):
     (job,) = jobs_of(tmp_path, {})
     job.folder.mkdir(parents=True)
 
@@ -94,8 +96,10 @@ def test_what_another_has_taken_is_waited_for_and_not_done_twice(tmp_path: Path,
     thread = threading.Thread(target=other)
     thread.start()
     time.sleep(0.2)
-    (outcome,) = run_local([job], shard=Shard(1, 2))
+    with never_silent(every=0.02):
+        (outcome,) = run_local([job], shard=Shard(1, 2))
     thread.join()
+    assert "0 of 1 tasks ended, others run here or elsewhere" in capsys.readouterr().out
     assert (outcome.status, outcome.seconds) == ("done", 5.0)
     assert words(tmp_path / "out") == []
 
@@ -191,6 +195,22 @@ def test_a_second_driver_on_this_machine_is_refused_and_runs_nothing(tmp_path: P
     assert ended.returncode == 2
     assert f"expected to be alone in {tmp_path / 'out'}, found process {os.getpid()}" in ended.stderr
     assert not (tmp_path / "out/results.jsonl").exists()
+
+
+def test_while_the_page_is_made_its_process_alone_says_where_the_work_stands(tmp_path: Path, monkeypatch):
+    said = []
+
+    def report(*_: object, **__: object) -> subprocess.CompletedProcess:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            log._stands[-1]()
+        said.append(out.getvalue())
+        return subprocess.CompletedProcess([], 0)
+
+    monkeypatch.setattr(subprocess, "run", report)
+    write_suite(tmp_path, {})
+    words_ = ("--suite", tmp_path / "suite.yaml", "--weights", write_weights(tmp_path)[0], "--gpus", "0")
+    assert run_tool("evaluate", *words_, "--output", tmp_path / "out").returncode == 0
+    assert said == [""]
 
 
 def test_a_task_on_more_nodes_than_there_are_shards_is_refused_before_any_starts(tmp_path: Path):

@@ -109,6 +109,7 @@ def test_a_suite_says_how_many_tasks_have_ended_while_nothing_else_is_said(tmp_p
     said = capsys.readouterr().out
     assert "0 of 2 tasks ended, 1 running (0 s so far)" in said
     assert "1 of 2 tasks ended, 1 running (0 s so far)" in said
+    assert "( so far)" not in said
 
 
 def test_stopped_by_a_signal_ends_the_running_task_and_goes_on_later(tmp_path: Path, weights):
