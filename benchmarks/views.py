@@ -189,7 +189,7 @@ def tolerance_rows(images: list[PIL.Image.Image], size: int) -> list[list[str]]:
     return rows
 
 
-def scaled_rows(view: int, passes: int, draws: int = 200) -> list[list[str]]:
+def scaled_rows(view: int, passes: int, trials: int = 200) -> list[list[str]]:
     """What decoding at a scale saves of decoding, and how far its views are from Pillow's, by size and quality."""
     import cv2
 
@@ -212,7 +212,7 @@ def scaled_rows(view: int, passes: int, draws: int = 200) -> list[list[str]]:
                 spent[scale] = min(spent[scale], (time.process_time() - begun) / 5)
         torch.manual_seed(0)
         found: dict[int, list[float]] = {scale: [] for scale in kinds}
-        for _ in range(draws):
+        for _ in range(trials):
             crops = [v2.RandomResizedCrop(view).make_params([whole]) for _ in range(2)]
             least = min(min(crop["height"], crop["width"]) for crop in crops)
             scale = max(one for one in kinds if one == 1 or least >= one * view)
@@ -223,7 +223,7 @@ def scaled_rows(view: int, passes: int, draws: int = 200) -> list[list[str]]:
                 views = [F.resized_crop(image, *[side // scale * k for side in place], [view, view], antialias=True)
                          for image, k in ((whole, scale), (small, 1))]  # fmt: skip
                 found[scale].append((views[0].float() - views[1].float()).abs().mean().item())
-        saved = 1 - sum(spent[scale] * len(each) for scale, each in found.items()) / (spent[1] * 2 * draws)
+        saved = 1 - sum(spent[scale] * len(each) for scale, each in found.items()) / (spent[1] * 2 * trials)
         apart = [f"{np.mean(each):.1f}, {max(each):.1f}" if each else "–" for each in (found[2], found[4])]
         times = [f"{each * 1e3:.1f}" for each in spent.values()]
         rows.append([f"{width} x {height}, {quality}", *times, f"{saved:.0%}", *apart])
