@@ -37,7 +37,7 @@ class Pairs:
     iou: np.ndarray  # [P] float64
 
 
-@np.errstate(over="ignore", invalid="ignore")
+@np.errstate(over="ignore", under="ignore", invalid="ignore")
 def box_pairs(
     detection_group: np.ndarray, object_group: np.ndarray, detections: np.ndarray, objects: np.ndarray,
     crowd: np.ndarray, lowest: float,
@@ -244,6 +244,8 @@ def in_order(keys: np.ndarray) -> np.ndarray:
     NumPy sorts numbers that all differ many times faster than it sorts stably.
     """
     bits = len(keys).bit_length()
+    if int(keys.max(initial=0)) >> (63 - bits):  # no room for the positions beside them
+        return np.argsort(keys, kind="stable")
     return np.sort(keys.astype(np.int64) << bits | np.arange(len(keys))) & (1 << bits) - 1
 
 
