@@ -251,7 +251,8 @@ def write_items(folder: str | Path, name: str, found: Outcomes) -> dict[str, str
             zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
         ):
             for key, values in arrays.items():
-                # The images of detections by score are nearly random: not compressed, 13 % more in half the time.
+                # The images of detections by score are nearly random: without compression the file of COCO's validation
+                # set is 11 % larger, and written in three fifths of the time.
                 entry = zipfile.ZipInfo("image.npy") if key == "image" else f"{key}.npy"
                 with archive.open(entry, "w", force_zip64=True) as stream:
                     np.lib.format.write_array(stream, np.asanyarray(values), allow_pickle=False)

@@ -17,7 +17,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Annotated, TextIO
-from unittest import mock
 
 import msgspec
 
@@ -174,10 +173,15 @@ def _forks(environment: Mapping[str, str]) -> bool:
     if sys.platform != "linux":
         return False
     if _forks_have is None:
-        _forks_have = threads
+        before, _forks_have = os.environ.get(_THREADS), threads
         forkserver.set_forkserver_preload(list(IMPORTED))
-        with mock.patch.dict(os.environ, {_THREADS: threads}):  # read when torch is imported
+        os.environ[_THREADS] = threads  # read when torch is imported
+        try:
             forkserver.ensure_running()
+        finally:
+            os.environ.pop(_THREADS)
+            if before is not None:
+                os.environ[_THREADS] = before
     return _forks_have == threads
 
 

@@ -103,8 +103,9 @@ class _Run:
                 for task in self.running.values():
                     if task.node is not None and self._in_vain(task):
                         task.process.terminate()
-                free = (slot for slot in range(self.parallel) if slot not in self.running)
-                all(map(self._start_next, free))  # up to the first that finds nothing to start
+                for slot in range(self.parallel):
+                    if slot not in self.running and not self._start_next(slot):
+                        break  # there is nothing to start
             time.sleep(0.05)
 
     def _start_next(self, slot: int) -> bool:

@@ -87,7 +87,7 @@ def read_plan(output: Path) -> list[Planned]:
 
 
 def standings(output: Path) -> list[Standing]:
-    """Where every task of the plan is; InputError if there is no plan."""
+    """The standing of every task of the plan in ``output``; InputError if that holds no plan."""
     plan, given = read_plan(output), submitted(output)
     with ThreadPoolExecutor(_READERS) as readers:
         read = list(readers.map(lambda one: _read(output / one.folder, one.key), plan))

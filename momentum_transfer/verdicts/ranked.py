@@ -79,8 +79,8 @@ class Ranked:
             "starts": self.starts.astype(np.int64),
             "false_candidates": self.false_candidates.astype(np.uint8),
             "match": np.diff(self.match, prepend=0).astype(np.uint32),
-            "counted": _bytes(self.counted),
-            "ignored": _bytes(self.ignored),
+            "counted": byte_planes(self.counted),
+            "ignored": byte_planes(self.ignored),
             "limit": self.limit.astype(np.uint8),
             "object_image": self.object_image.astype(small),
             "object_category": self.object_category.astype(place),
@@ -134,7 +134,7 @@ def _inside(values: np.ndarray, end: int) -> bool:
     return not len(values) or (int(values.min()) >= 0 and int(values.max()) < end)
 
 
-def _bytes(words: np.ndarray) -> np.ndarray:
+def byte_planes(words: np.ndarray) -> np.ndarray:
     """[8, N] the words byte by byte: equal bytes side by side compress well."""
     return np.ascontiguousarray(words.astype("<i8").view(np.uint8).reshape(-1, 8).T)
 

@@ -31,13 +31,12 @@ from momentum_transfer.transfer.scores.greedy_matching import (
     mask_pairs,
     match,
 )
-from momentum_transfer.verdicts.ranked import Ranked
+from momentum_transfer.verdicts.ranked import Ranked, byte_planes
 
 
 def _unpack(words: np.ndarray) -> np.ndarray:
     """[A, T, N] bool from words [N] with a bit per run."""
-    planes = np.ascontiguousarray(words.astype("<i8").view(np.uint8).reshape(-1, 8).T)
-    bits = np.unpackbits(planes, axis=0, count=RUNS, bitorder="little").view(np.bool_)
+    bits = np.unpackbits(byte_planes(words), axis=0, count=RUNS, bitorder="little").view(np.bool_)
     return bits.reshape(AREAS, THRESHOLDS, -1)
 
 
