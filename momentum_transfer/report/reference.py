@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from momentum_transfer.core.errors import InputError, one_line
 from momentum_transfer.core.shipped import CONFIGS
+from momentum_transfer.core.untrusted import read_mapping
 
 #: Where the transcribed tables are.
 REFERENCE_DIR = CONFIGS / "reference"
@@ -80,7 +79,7 @@ def load_table(path: str | Path) -> ReferenceTable:
     """Read one table; InputError if a key is missing, a row has another length than the columns, …"""
     path = Path(path)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_mapping(path, "columns and rows")
         source = content["source"]
         table = ReferenceTable(
             paper=source["key"],
@@ -92,7 +91,7 @@ def load_table(path: str | Path) -> ReferenceTable:
             marks=tuple(content.get("marks", ())),
             notes=tuple(content["notes"]),
         )
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, OSError, RecursionError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path} is not a reference table ({one_line(error)}); its keys are listed in configs/README.md"
         ) from error
