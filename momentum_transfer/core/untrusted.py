@@ -129,7 +129,7 @@ def parse_mapping(text: str, where: str, holds: str = "settings") -> dict[str, A
     return loaded
 
 
-#: libyaml's parser, with which PyYAML's wheels are built: a sixth of the time.
+#: libyaml's parser, with which PyYAML's wheels are built: a fifth of the time.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

@@ -129,7 +129,7 @@ def test_a_wrong_value_of_a_task_is_one_line_that_names_it(tmp_path: Path, key: 
         ("tasks: " + "[" * 300 + "]" * 300, "deeper nesting"),
         ("tasks: &a [*a]", "deeper nesting"),
         ("tasks: \0", "cannot be read"),
-        ('name: "\\ud800"\ntasks: []', "cannot be read"),
+        ('name: "\\ud800"\ntasks: []', "found invalid Unicode character"),
         ("".join(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9 if i else ['x'] * 9)}]\n" for i in range(9)), "entries"),
         ("tasks:", "expected something under tasks, found nothing"),
         ("name: x", "found no task"),
