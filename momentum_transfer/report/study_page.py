@@ -7,6 +7,7 @@ verdict before all its seeds ran, nor where a check of the study takes too many 
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +27,8 @@ from momentum_transfer.verdicts.corrections import BETTER, WORSE, verdicts
 from momentum_transfer.verdicts.corrections import word as for_readers
 
 COLUMNS = ("comparison", "first", "second", "difference [95 %]", "p (corrected)", "rule", "expected")
+#: The sentence *In short* has no more comparisons than these one by one.
+_SPELT_OUT = 6
 
 
 @dataclass(frozen=True)
@@ -198,8 +201,15 @@ def table_markdown(found: Sequence[Answer], said: Sequence[str] = ()) -> str:
 
 
 def in_short(study: Study, found: Sequence[Answer]) -> str:
-    """The sentence of the page: every primary's difference, its interval and word, or why there is none."""
+    """The sentence of the page: every primary's difference, its interval and word, or why there is none.
+
+    Of more than six the words are counted: the table has the rest.
+    """
     primaries = [one for one in found if one.asked in study.primaries()]
+    if len(primaries) > _SPELT_OUT:
+        words = Counter(one.cells()[5].partition(" (")[0] for one in primaries)  # without what would have been seen
+        counted = ", ".join(f"{count} {word}" for word, count in words.most_common())
+        return f"In short: of {len(primaries)} comparisons {counted}."
     parts = []
     for one in primaries:
         name, _, _, change, _, said, _ = one.cells()

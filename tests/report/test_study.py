@@ -8,7 +8,15 @@ from momentum_transfer.core import records as items
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.records import make_record
 from momentum_transfer.report.read_inputs import Curve
-from momentum_transfer.report.study_page import Scores, answers, difference_figure, line_figure, notes, table_markdown
+from momentum_transfer.report.study_page import (
+    Scores,
+    answers,
+    difference_figure,
+    in_short,
+    line_figure,
+    notes,
+    table_markdown,
+)
 from momentum_transfer.suites.study_entry import read_study
 from momentum_transfer.verdicts.outcomes import PerItem
 
@@ -132,6 +140,15 @@ def test_table_and_plots_show_what_was_found():
     assert table[4] == "Verdicts are about methods, 5 pretrainings."
     assert difference_figure(answers(study, Scores(records, runs)), "t").svg.startswith("<svg")
     assert "n" in line_figure(study.lines[0], Scores(records, runs)).svg
+
+
+def test_the_sentence_names_six_comparisons_and_counts_more():
+    records, runs = sweep()
+    sides = [{"variant": "eman"}, {"variant": "bn"}]
+    scores = Scores(records, runs)
+    for number, start in ((6, "In short: 0: +11."), (7, "In short: of 7 comparisons 7 not significant.")):
+        study = study_of(*(between(*sides, str(name)) for name in range(number)))
+        assert in_short(study, answers(study, scores)).startswith(start)
 
 
 def test_a_margin_makes_equality_an_answer_and_noise_has_no_better():
