@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from momentum_transfer.backbones.read import SourceBackbone
-from momentum_transfer.backbones.trainable import check_part
+from momentum_transfer.backbones.trainable import ALL, check_part, train_only
 from momentum_transfer.core import distributed
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import InputError, counted
@@ -223,9 +224,18 @@ def _check_some(data: LabelledData, features_of: Callable[[Tensor], Tensor]) -> 
     return int(some.shape[1])
 
 
-def _check_start(cfg: CfgNode, source: SourceBackbone | None, data: LabelledData) -> None:
-    """The same of the network that a training starts from."""
-    network = StageFeatures(inputs.backbone_builder(cfg, source)()).to(choose_device())
+def _check_start(cfg: CfgNode, source: SourceBackbone | None, data: LabelledData, part: str = ALL) -> None:
+    """The same of the network that a training of ``part`` starts from.
+
+    BatchNorm layers that are trained normalise with their batch: stored statistics need not fit the weights
+    (NormRescale).
+    """
+    backbone = inputs.backbone_builder(cfg, source)()
+    train_only(backbone, part)
+    network = StageFeatures(backbone).to(choose_device())
+    for layer in network.modules():
+        if isinstance(layer, _BatchNorm) and len(data.train) > 1:
+            layer.train()
     _check_some(data, lambda batch: compute(network, batch, "fp32", choose_device()))
 
 
@@ -236,7 +246,7 @@ def _finetune(
     node, preset, part = cfg.FINETUNE, presets.finetune_preset(cfg.FINETUNE), cfg.FINETUNE.TRAINABLE
     data = images.labelled(node.WORKERS)
     protocol = node.PRESET + (f"/{part}" if part != "all" else "")
-    _check_start(cfg, source, data)
+    _check_start(cfg, source, data, part)
     for trial in _trials(
         cfg, "FINETUNE", protocol, preset_batch=preset.batch_size, data=data, source=source, wanted=wanted
     ):

@@ -441,6 +441,19 @@ def test_weights_whose_features_say_nothing_are_refused_before_training(
     assert not (tmp_path / "trials").exists()
 
 
+@pytest.mark.parametrize(("part", "code"), [("all", 0), ("norms", 0), ("frozen", 2)])
+def test_statistics_that_do_not_fit_the_weights_matter_where_they_are_kept(
+    lowshot, weights, tmp_path, capsys, part, code
+):
+    state = torch.load(weights, weights_only=True)
+    wide = {name: value * 1e16 for name, value in state.items() if name.endswith("running_var")}
+    shifts = {name: value + 0.1 for name, value in state.items() if name.endswith(".bias")}
+    torch.save(state | wide | shifts, tmp_path / "rescaled.pth")
+    words = ["FINETUNE.TRAINABLE", part, "FINETUNE.EPOCHS", 1, "FINETUNE.BATCH_SIZE", 8, "FINETUNE.TRIALS", 1]
+    assert lowshot("finetune", "--weights", tmp_path / "rescaled.pth", *words, "OUTPUT_DIR", tmp_path) == code
+    assert ("expected features that differ between images" in capsys.readouterr().err) == bool(code)
+
+
 def test_a_file_of_groups_beside_the_test_images_is_kept_with_their_outcomes(lowshot, leaking, tmp_path, capsys):
     names = [f"class_{n % 2}/val_{place}.png" for place, n in enumerate((0, 1, 2, 90, 91, 92))]
     groups = dict(zip(names, "bcabca", strict=True))
