@@ -145,14 +145,14 @@ def train_peer(cfg: CfgNode) -> Path:
     run = prepare(cfg, torch.device("cpu"), CheckpointFolder(Path(cfg.OUTPUT_DIR) / "checkpoints", 1))
     backbone = run.method.backbone("student")
     peer = PEERS[cfg.METHOD.NAME](backbone, cfg).train()
-    _loop(run, peer)
+    train_beside(run, peer)
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"method": f"lightly {cfg.METHOD.NAME}", "network": "student", "steps": str(run.plan.steps)}
     export_backbone(path, peer.backbone, metadata)
     return path
 
 
-def _loop(run: Run, peer: Peer) -> None:
+def train_beside(run: Run, peer: Peer) -> None:
     """lightly's examples' order: the teacher follows, then the forwards, the loss and the step."""
     cfg, plan, solver = run.cfg, run.plan, run.cfg.SOLVER
     learned = [parameter for parameter in peer.parameters() if parameter.requires_grad]
