@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from momentum_transfer.backbones.read import SourceBackbone
-from momentum_transfer.backbones.trainable import ALL, check_part, train_only
+from momentum_transfer.backbones.trainable import ALL, check_part, train_only, use_batch_statistics
 from momentum_transfer.core import distributed
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import InputError, counted
@@ -225,17 +224,11 @@ def _check_some(data: LabelledData, features_of: Callable[[Tensor], Tensor]) -> 
 
 
 def _check_start(cfg: CfgNode, source: SourceBackbone | None, data: LabelledData, part: str = ALL) -> None:
-    """The same of the network that a training of ``part`` starts from.
-
-    BatchNorm layers that are trained normalise with their batch: stored statistics need not fit the weights
-    (NormRescale).
-    """
+    """The same of the network that a training of ``part`` starts from."""
     backbone = inputs.backbone_builder(cfg, source)()
     train_only(backbone, part)
     network = StageFeatures(backbone).to(choose_device())
-    for layer in network.modules():
-        if isinstance(layer, _BatchNorm) and len(data.train) > 1:
-            layer.train()
+    use_batch_statistics(network)
     _check_some(data, lambda batch: compute(network, batch, "fp32", choose_device()))
 
 

@@ -18,7 +18,14 @@ from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.backbones.teacher import copy_student
 from momentum_transfer.backbones.timm_models import TimmArchitecture
-from momentum_transfer.backbones.trainable import check_part, keep_statistics, layers_of, rate_factors, train_only
+from momentum_transfer.backbones.trainable import (
+    check_part,
+    keep_statistics,
+    layers_of,
+    rate_factors,
+    train_only,
+    use_batch_statistics,
+)
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import with_values
 from momentum_transfer.pretrain.methods.method import Method, StudentTeacher
@@ -43,14 +50,17 @@ class Start:
         some = torch.stack([images[int(row)][0] for row in np.linspace(0, count - 1, min(count, 16))])
         if len(some) > 1 and bool((some == some[0]).all()):
             raise InputError(f"expected images that differ, found the same {len(some)} times; check them for copies")
+        network = self.source.build()
+        self._keep(network)
+        use_batch_statistics(network.to(device).eval())
         with torch.no_grad():
-            features = self.network.to(device).eval()(some.to(device)).float()
+            features = network(some.to(device)).float()
         if not bool(features.isfinite().all()):
             raise InputError(f"expected finite features, found NaN or infinite ones of {self.source.name}; give "
                              "weights whose training did not diverge")  # fmt: skip
         if len(some) > 1 and bool(((features - features[0]).abs() <= 1e-6 * features[0].abs().max()).all()):
             raise InputError(f"expected features that differ between images, found the same for all {len(some)} of "
-                             f"{self.source.name}; its training collapsed, give other weights")  # fmt: skip
+                             f"{self.source.name}; its training collapsed or diverged, give other weights")  # fmt: skip
 
     def give(self, method: Method) -> None:
         """Load the backbone's weights and statistics into the student, and let the teacher begin as its copy.
@@ -74,14 +84,17 @@ class Start:
         A teacher keeps the statistics of the same layers as the student.
         """
         student = method.backbone("student")
-        train_only(student, self.cfg.MODEL.TRAINABLE)
-        if self.cfg.NORM.WEIGHTS_STATISTICS == "frozen":
-            keep_statistics(student)
+        self._keep(student)
         if "teacher" in method.networks():
             teacher = method.backbone("teacher")
             for name, layer in student.named_modules():
                 if "train" in layer.__dict__:  # as `keep_statistics` marks it, torch's own SyncBatchNorm too
                     keep_statistics(teacher.get_submodule(name))
+
+    def _keep(self, backbone: nn.Module) -> None:
+        train_only(backbone, self.cfg.MODEL.TRAINABLE)
+        if self.cfg.NORM.WEIGHTS_STATISTICS == "frozen":
+            keep_statistics(backbone)
 
     def factors(self) -> dict[str, float]:
         """Factors of the learning rate by SOLVER.LAYER_DECAY, by names within the method."""

@@ -129,6 +129,17 @@ def keep_statistics(module: nn.Module) -> None:
             layer.__dict__["train"] = partial(_stay, layer)
 
 
+def use_batch_statistics(module: nn.Module) -> None:
+    """Let every BatchNorm of a module normalise with its batch, but those that keep their statistics.
+
+    The rest stays in its mode: no dropout, no drop path. Before a training its network is tried so, because stored
+    statistics need not fit weights that were rescaled (RCF, arXiv 2208.00275, section 4.1).
+    """
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.train()
+
+
 def _stay(layer: nn.Module, mode: bool = True) -> nn.Module:
     return layer
 

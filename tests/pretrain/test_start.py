@@ -211,7 +211,8 @@ def test_weights_that_cannot_be_continued_are_refused_before_images_are_read(set
 
 
 @pytest.mark.parametrize(
-    ("scale", "message"), [(1e30, "expected finite features, found NaN or infinite ones of w"),
+    ("scale", "message"), [(1e38, "expected finite features, found NaN or infinite ones of w"),
+                           (1e30, "expected features that differ between images, found the same for all 16 of w"),
                            (1e-30, "expected features that differ between images, found the same for all 16 of w")],
 )  # fmt: skip
 def test_weights_whose_features_say_nothing_are_refused_before_the_training(scale, message, continued, weights):
@@ -221,6 +222,20 @@ def test_weights_whose_features_say_nothing_are_refused_before_the_training(scal
     with pytest.raises(InputError, match=message):
         train(cfg)
     assert not (Path(cfg.OUTPUT_DIR) / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("statistics", ["moving", "estimated", "frozen"])
+def test_statistics_that_do_not_fit_the_weights_matter_where_they_are_kept(statistics, continued, weights):
+    state = load_file(weights)
+    wide = {name: value * 1e16 for name, value in state.items() if name.endswith("running_var")}
+    shifts = {name: value + 0.1 for name, value in state.items() if name.endswith(".bias")}
+    write(weights, state | wide | shifts, Architecture("resnet10", 4), {})
+    cfg = continued({"NORM.WEIGHTS_STATISTICS": statistics})
+    if statistics == "frozen":
+        with pytest.raises(InputError, match="expected features that differ between images"):
+            begun(cfg)
+    else:
+        assert begun(cfg).start.source.state["bn1.running_var"].min() >= 1e15
 
 
 def test_copies_of_one_image_are_refused_before_the_training(continued, tmp_path):

@@ -144,7 +144,7 @@ def test_a_page_without_a_row_of_its_study_is_noticed(suite, tmp_path):
 
 
 ARCHIVES = sorted((ROOT / "studies" / "records").glob("*.tar.xz"))
-#: Studies of AP over many detectors, whose test images are resampled for half a minute.
+#: Studies of AP over many detectors, whose test images are resampled for half a minute to several.
 SLOW = ("continue.tar.xz", "lars.tar.xz", "norm_rescale.tar.xz", "semi.tar.xz", "semi_norms.tar.xz")
 
 
