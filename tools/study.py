@@ -120,7 +120,7 @@ def answer(suite: Suite, output: Path, ships: bool = False) -> None:
 def verify(suite: Suite, count: int, output: Path, jobs: int) -> None:
     """Run ``count`` random cells of the shipped scores again; exit code 1 if a score does not agree."""
     from momentum_transfer.core.records import read
-    from momentum_transfer.report.study_records import RESULTS, agreement, same_machine, unpack
+    from momentum_transfer.report.study_records import RESULTS, agreement, made_alike, unpack
     from momentum_transfer.suites.attempt import alone
     from momentum_transfer.suites.local import run_local
     from momentum_transfer.suites.planning import plan
@@ -135,10 +135,10 @@ def verify(suite: Suite, count: int, output: Path, jobs: int) -> None:
         if not all(outcome.well for outcome in ended) or not (output / RESULTS).is_file():
             raise InputError(f"expected every cell to run, found one that failed; see the logs in {output}")
         again = read(output / RESULTS)[0]
-        same = same_machine(Path(folder), again)
+        same = made_alike(Path(folder), before, again)
         rows = agreement(before, again, suite.runs(), same)
-    machine = "same versions and CPU kind: bits must be equal" if same else "other versions or CPU: within seeds' noise"
-    table(machine, ["cell", "measure", "shipped", "again", "agrees"], [list(map(str, row[:-1])) for row in rows])
+    title = "equal bits where versions and CPU kind are the shipped ones, else within seeds' noise"
+    table(title, ["cell", "measure", "shipped", "again", "agrees"], [list(map(str, row[:-1])) for row in rows])
     if not rows or not all(row[-1] for row in rows):
         raise SystemExit(1)
 

@@ -1,7 +1,8 @@
 """The records behind a study's claims, as they ship: packed from a run, read back, and held against a run of today.
 
 ``studies/records/NAME.tar.xz`` holds ``results.jsonl`` with the records that the study asks for, the items that its
-verdicts resample, the curves that its checks read (``pretrained/RUN/metrics.jsonl``), and ``machine.json``.
+verdicts resample, the curves that its checks read (``pretrained/RUN/metrics.jsonl``), and ``machine.json``. A record
+that another kind of CPU made has ``cpu``.
 """
 
 import json
@@ -9,7 +10,7 @@ import platform
 import statistics
 import tarfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -117,19 +118,23 @@ def cpu_kind() -> str:
     return ", ".join([named, *numbers, platform.machine()])
 
 
-def same_machine(folder: Path, again: Sequence[Record]) -> bool:
-    """Whether records of today have the versions and CPU kind of those unpacked in ``folder``."""
+def made_alike(folder: Path, before: Sequence[Record], again: Sequence[Record]) -> set[str]:
+    """Checkpoints of the records unpacked in ``folder`` that have today's versions and CPU kind."""
     then = read_json(folder / _MACHINE, "the machine of shipped records")
     versions = [record.get("versions") for record in again]
-    return bool(then["cpu"] == cpu_kind() and all(found == then["versions"] for found in versions))
+    return {
+        checkpoint_of(record)
+        for record in before
+        if record.get("cpu", then["cpu"]) == cpu_kind() and all(record.get("versions") == one for one in versions)
+    }
 
 
 def agreement(
-    before: Sequence[Record], again: Sequence[Record], runs: Mapping[str, Any], same: bool
+    before: Sequence[Record], again: Sequence[Record], runs: Mapping[str, Any], same: Collection[str]
 ) -> list[tuple[str, str, float, float, str, bool]]:
     """Each score of today beside the shipped one: checkpoint, measure, both values, a word, and whether it agrees.
 
-    ``same``: versions and CPU kind are the shipped ones, so that only equal bits agree.
+    ``same``: checkpoints of today's versions and CPU kind (``made_alike``), of which only equal bits agree.
     """
     known = {_identity(record): record for record in before}
     groups: dict[Any, list[float]] = defaultdict(list)
@@ -141,9 +146,14 @@ def agreement(
             continue
         was, now, others = then["value"], record["value"], groups[_kind(record, runs)]
         noise = _DEVIATIONS * statistics.stdev(others) if len(others) > 1 else 0.0
-        equal, near = was == now, abs(was - now) <= noise
-        word = "bit-equal" if equal else f"within seeds' noise (±{noise:.2g})" if near else f"apart (±{noise:.2g})"
-        measure, agrees = f"{record['task']} {record['metric']}", equal or (near and not same)
+        if was == now:
+            word, agrees = "bit-equal", True
+        elif checkpoint_of(record) in same:
+            word, agrees = "other bits on the same CPU kind", False
+        else:
+            agrees = abs(was - now) <= noise
+            word = f"within seeds' noise (±{noise:.2g})" if agrees else f"apart (±{noise:.2g})"
+        measure = f"{record['task']} {record['metric']}"
         rows.append((checkpoint_of(record), measure, was, now, word, agrees))
     return rows
 

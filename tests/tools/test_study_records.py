@@ -102,8 +102,24 @@ def test_a_score_that_another_machine_cannot_explain_fails_the_verification(suit
     ran(suite, "--pack", "--output", tmp_path / "out")
     told = run_tool("study", suite, "--verify", "1", "--output", tmp_path / "out")
     assert told.returncode == 1
-    assert "bits must be equal" in told.stdout
-    assert "within seeds' noise" in told.stdout
+    assert "other bits on the same CPU kind" in told.stdout
+
+
+def test_a_record_that_another_cpu_made_agrees_within_seeds_noise_and_keeps_its_cpu_when_packed_again(suite, tmp_path):
+    results = tmp_path / "out" / "results.jsonl"
+    lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        line["value"] += 0.1
+        if "good" in line["checkpoint"]["name"]:
+            line["cpu"] = "of another machine"
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ran(suite, "--pack", "--output", tmp_path / "out")
+    told = run_tool("study", suite, "--verify", "6", "--output", tmp_path / "out")
+    assert told.returncode == 1
+    assert told.stdout.count("within seeds' noise (±") == 3
+    assert told.stdout.count("other bits on the same CPU kind") == 3
+    study_records.unpack(tmp_path / "records" / "mine.tar.xz", tmp_path / "new")
+    assert (tmp_path / "new" / "results.jsonl").read_text(encoding="utf-8").count("of another machine") == 3
 
 
 def test_records_that_do_not_ship_or_are_damaged_are_refused(suite, tmp_path):
@@ -122,10 +138,10 @@ def test_scores_of_another_machine_agree_within_seeds_noise_only():
     runs = {f"a_seed{seed}": {"variant": "a", "settings": {}, "seed": seed} for seed in range(3)}
     before = [record(f"a_seed{seed}", 60.0 + seed) for seed in range(3)]  # a standard deviation of 1
     again = [record("a_seed0", 60.0), record("a_seed1", 63.5), record("a_seed2", 70.0)]
-    other = study_records.agreement(before, again, runs, same=False)
+    other = study_records.agreement(before, again, runs, same=())
     assert [row[-1] for row in other] == [True, True, False]
     assert [row[-2] for row in other] == ["bit-equal", "within seeds' noise (±3)", "apart (±3)"]
-    assert [row[-1] for row in study_records.agreement(before, again, runs, same=True)] == [True, False, False]
+    assert [row[-1] for row in study_records.agreement(before, again, runs, same=runs)] == [True, False, False]
 
 
 def missing_rows(table: str, page: str) -> list[str]:
