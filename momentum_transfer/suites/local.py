@@ -57,6 +57,9 @@ def run_local(
     run = _Run(jobs, parallel, gpus, lock, shard, done_before(jobs))
     for title in run.outcomes:
         say(f"{title}: done before")
+    for job in jobs:
+        if not job.done() and job.state().get("exit_code") == 0:  # its records are gone, until others write theirs
+            job.forget_end()
     first = (shard.number - 1) * len(jobs) // shard.count if shard else 0
     run.waiting = [job for job in (*jobs[first:], *jobs[:first]) if job.title not in run.outcomes]
     with stop_signals("waiting for the running tasks to save") as stop, standing(run.say_stand):

@@ -71,10 +71,11 @@ def test_a_changed_config_file_or_its_base_runs_again(tmp_path: Path, weights):
 
 
 def test_deleted_records_are_made_again(tmp_path: Path, weights):
-    output, path = tmp_path / "out", write_suite(tmp_path, {})
-    run_local(plan(load_suite(path), weights[:1], output))
+    output, path = tmp_path / "out", write_suite(tmp_path, {}, {})
+    run_local(plan(load_suite(path), weights, output))
     (output / "results.jsonl").unlink()
-    assert [o.status for o in run_local(plan(load_suite(path), weights[:1], output))] == ["done"]
+    assert [o.status for o in run_local(plan(load_suite(path), weights, output))] == ["done"] * 4
+    assert words(output) == ["word0", "word1"] * 2  # the first to write them does not make the others done
 
 
 def test_a_failing_task_stops_only_what_needs_it(tmp_path: Path, weights):
