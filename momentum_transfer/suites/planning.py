@@ -10,6 +10,7 @@ import fnmatch
 import itertools
 import json
 import math
+import re
 import shlex
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,9 @@ from momentum_transfer.suites.attempt import full_command
 from momentum_transfer.suites.suite import Suite, read_choices, words_of
 from momentum_transfer.suites.sweep import Pretraining, Sweep
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job, Task, fill, read_state, split
+
+#: How a command names another pretraining of its suite: {folder}/../../pretrained/NAME.
+_PRETRAINED = re.compile(r"\.\./pretrained/([\w.=-]+)")
 
 
 def select(tasks: Sequence[Task], wanted: Sequence[str] = (), skipped: Sequence[str] = ()) -> tuple[Task, ...]:
@@ -89,7 +93,8 @@ def plan(
     for run, job, files in own:
         jobs.append(job)
         known |= files
-        jobs += [one for name, weights in files.items() for one in planner.jobs(weights, name, job, run.seed)]
+        for one in (one for name, weights in files.items() for one in planner.jobs(weights, name, job, run.seed)):
+            jobs += [*(need for need in one.needs if need.task.name == PRETRAIN), one]  # another run's may come later
     for weights in dict.fromkeys(checkpoints):
         name = weights_name(weights)
         if name in known:
@@ -97,6 +102,7 @@ def plan(
                              "to it under another name")  # fmt: skip
         known[name] = weights
         jobs += planner.jobs(weights, name)
+    jobs = list({job.title: job for job in jobs}.values())
     if not jobs:
         raise InputError(f"expected --weights CHECKPOINT…: the suite {suite.name} pretrains none itself")
     return jobs
@@ -111,6 +117,7 @@ class _Planner:
     read: Callable[[str], Any] | None = None
     chosen: dict[str, str] = field(default_factory=dict)
     hashes: dict[str, list[str]] = field(default_factory=dict)
+    pretrained: dict[str, Job] = field(default_factory=dict)
 
     def pretraining(self, sweep: Sweep, run: Pretraining) -> Job:
         folder = self.output / "pretrained" / run.name  # results name a checkpoint by it
@@ -118,7 +125,8 @@ class _Planner:
         task = Task(PRETRAIN, shlex.join(run.command), (), sweep.gpu_hours, sweep.distributed, sweep.cpus,
                     sweep.minutes, sweep.nodes)  # fmt: skip
         key = sha256_of_text(json.dumps([command, self._config_hashes(command)]))[:16]
-        return Job(run.name, task, command, folder, (), key, self.output / "results.jsonl")
+        job = self.pretrained[run.name] = Job(run.name, task, command, folder, (), key, self.output / "results.jsonl")
+        return job
 
     def jobs(self, weights: str, name: str, pretraining: Job | None = None, seed: int = 0) -> list[Job]:
         """The tasks of one checkpoint; one that is still to be trained is known by its pretraining's key and seed."""
@@ -137,7 +145,9 @@ class _Planner:
                 "rescaled": str(self.output / name / "rescaled" / f"{name}_nr.pkl"),  # other weights, of another name
             }  # fmt: skip
             command = tuple(fill(word, places) for word in split(fill(task.command, preset), task.name))
-            needs = (*([pretraining] if pretraining else []), *(jobs[need] for need in task.needs))
+            others = [self.pretrained.get(found) for found in _PRETRAINED.findall(" ".join(command))]
+            before = dict.fromkeys((pretraining, *others, *(jobs[need] for need in task.needs)))
+            needs = tuple(job for job in before if job is not None)
             parts = [command, digest, self._config_hashes(command), [need.key for need in needs]]
             key = sha256_of_text(json.dumps(parts))[:16]
             jobs[task.name] = Job(name, task, command, folder, needs, key, results)

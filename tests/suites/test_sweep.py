@@ -69,6 +69,25 @@ def test_a_command_may_have_the_seed_of_its_pretraining(sweep_suite, tmp_path):
     assert [job.command[-1] for job in jobs] == ["5", "7", "0"]
 
 
+def test_a_task_that_reads_another_pretraining_waits_for_it_and_is_repeated_with_it(sweep_suite, tmp_path):
+    def planned(setting):
+        path = sweep_suite(variants={"a": {}, "z": {"A.B": setting}}, seeds=[5, 7])
+        content = yaml.safe_load(path.read_text())
+        content["tasks"][0]["command"] += " {folder}/../../pretrained/z_seed5"
+        path.write_text(yaml.safe_dump(content))
+        return {job.title: job for job in plan(load_suite(path), [], tmp_path / "out")}
+
+    jobs, changed = planned(1), planned(2)
+    order = list(jobs)
+    for name in ("a_seed5", "a_seed7", "z_seed7"):
+        job = jobs[f"{name}: task0"]
+        assert [need.title for need in job.needs] == [f"{name}: pretrain", "z_seed5: pretrain"]
+        assert order.index("z_seed5: pretrain") < order.index(job.title)
+        assert changed[job.title].key != job.key
+    assert [need.title for need in jobs["z_seed5: task0"].needs] == ["z_seed5: pretrain"]
+    assert changed["a_seed5: pretrain"].key == jobs["a_seed5: pretrain"].key
+
+
 def test_variants_meet_every_combination_of_the_grid_and_may_have_a_config_of_their_own():
     variants = {"byol": {"config": "byol.yaml", "LR": 0.1}, "moco": {"config": "moco.yaml"}}
     sweep = read_sweep({"variants": variants, "grid": {"DATA.REMOVE": [[], ["blur"]]}, "seeds": [1]}, "suite")
