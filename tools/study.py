@@ -16,7 +16,6 @@ import difflib
 import itertools
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from momentum_transfer.core.log import say, silent, table
 from momentum_transfer.core.shipped import CONFIGS, started, workplace
 from momentum_transfer.suites.study_entry import Study
 from momentum_transfer.suites.suite import Suite, load_suite
-from momentum_transfer.suites.task import PRETRAIN, Job
+from momentum_transfer.suites.task import PRETRAIN, Job, read_state
 
 if TYPE_CHECKING:
     from momentum_transfer.report.study_page import Scores
@@ -102,7 +101,9 @@ def answer(suite: Suite, output: Path, ships: bool = False) -> None:
 
     study, scores = _study(suite), _scores(suite, output, ships)
     results = page.answers(study, scores)
-    said = page.notes(study, scores) + ([page.in_short(study, results)] if results else [])
+    notices = dict.fromkeys(notice for one in results for notice in one.notices)
+    said = [*page.notes(study, scores), *notices, *_unended(suite, output)]
+    said += [page.in_short(study, results)] if results else []
     figures = [page.line_figure(lines, scores) for lines in study.lines]
     figures.append(page.difference_figure(results, study.claim))
     for number, figure in enumerate(figures, start=1):
@@ -144,20 +145,34 @@ def verify(suite: Suite, count: int, output: Path, jobs: int) -> None:
 
 
 def cells(jobs: Sequence[Job], scored: Collection[str], count: int) -> list[Job]:
-    """The jobs of ``count`` random cells (a checkpoint of the suite, or a task of given weights) that have scores.
+    """The jobs of ``count`` random cells that have scores, with those that they need.
 
-    With them come those that their commands read: the pretraining of an anchor, by its folder's name.
+    A cell is a pretraining of the suite with all its tasks, or a task of given weights. A suite whose scores have
+    names of their own is taken to have all.
     """
-
-    def cell(job: Job) -> str:
-        return job.weights if job.needs or job.task.name == PRETRAIN else job.title
-
-    ran = [job for job in jobs if cell(job) == job.title or any(name.startswith(job.weights) for name in scored)]
-    names = sorted({cell(job) for job in ran})
+    own = {job.weights for job in jobs if job.task.name == PRETRAIN}
+    ran = {name for name in own if any(one == name or one.startswith(f"{name}_") for one in scored)} or own
+    cell = {job.title: job.weights if job.weights in own else job.title for job in jobs}
+    names = sorted({name for name in cell.values() if name in ran or name not in own})
     chosen = set(random.sample(names, min(count, len(names))))
-    found = [job for job in jobs if cell(job) in chosen]
-    read = {name for job in found for name in re.findall(r"\.\./pretrained/([\w.=-]+)", " ".join(job.command))}
-    return [job for job in jobs if cell(job) in chosen or (job.task.name == PRETRAIN and job.weights in read)]
+    wanted = {job.title for job in jobs if cell[job.title] in chosen}
+    for job in reversed(jobs):  # what they need comes before them
+        if job.title in wanted:
+            wanted |= {need.title for need in job.needs}
+    return [job for job in jobs if job.title in wanted]
+
+
+def _unended(suite: Suite, output: Path) -> list[str]:
+    """What to say of tasks that began and have not ended with the suite as it is now; nothing where all have."""
+    from momentum_transfer.suites.planning import plan
+
+    jobs = plan(suite, [], output) if suite.sweep else []
+    began = [job.title for job in jobs if read_state(job.folder) and not job.done()]
+    if not began:
+        return []
+    named = ", ".join(began[:3]) + (", …" if began[3:] else "")
+    says = "have not ended with the suite as it is now, and earlier scores of theirs count"
+    return [f"{len(began)} of {len(jobs)} tasks {says}: {named}"]
 
 
 def _study(suite: Suite) -> Study:

@@ -1,6 +1,7 @@
 """What a study said must hold for a verdict, found in its runs, and the slopes that it describes."""
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ def checked(study: Study, names: Sequence[str], curves: Sequence[Curve], values:
 
 def _curve(check: Check, names: Sequence[str], curves: Sequence[Curve]) -> Checked:
     found = {curve.checkpoint: _at(curve, check.step) for curve in curves if curve.key == check.curve}
-    at = {name: found.get(name, math.nan) for name in names}
+    runs = {name: name if name in found else re.sub(r"_epoch[\w.+-]+$", "", name) for name in names}  # of exports
+    at = {name: found.get(run, math.nan) for name, run in runs.items()}
     failed = tuple(name for name, value in at.items() if not check.holds(value))
     listed = ", ".join(f"{name} ({'not there' if math.isnan(at[name]) else f'{at[name]:.3g}'})" for name in failed)
     says = f"{check.curve} {_bounds(check)} at {f'step {check.step}' if check.step else 'the end'}"

@@ -35,7 +35,7 @@ _SPELT_OUT = 6
 class Answer:
     """One comparison: values by what pairs them, and the verdict; nothing where scores are still missing.
 
-    ``pretrainings``: the fewer checkpoints of its two sides.
+    ``pretrainings``: the fewer checkpoints of its two sides. ``notices``: what its interval leaves out, and why.
     """
 
     asked: Difference
@@ -45,6 +45,7 @@ class Answer:
     p: float | None = None
     word: str = "no scores yet"
     pretrainings: int = 1
+    notices: tuple[str, ...] = ()
 
     def cells(self) -> tuple[str, ...]:
         """A row of the table."""
@@ -89,7 +90,10 @@ class Scores:
                                  "more in the selection: protocol, network, checkpoint, a setting")  # fmt: skip
             trials, trial = chosen.setdefault(key, {}), trial_of(record)
             trials[trial] = max(record, trials.get(trial, record), key=time_of)
-        return {key: list(trials.values()) for key, trials in sorted(chosen.items(), key=lambda item: str(item[0]))}
+        return {
+            key: _last_scored([*trials.values()])
+            for key, trials in sorted(chosen.items(), key=lambda item: str(item[0]))
+        }
 
     def values(self, selection: Selection, where: str) -> dict[Hashable, float]:
         """The selection's means by what pairs them."""
@@ -157,8 +161,23 @@ def _answer(asked: Difference, scores: Scores) -> Answer:
     sides = [(name, place, side[key]) for name, side in (("first", first), ("second", second))
              for place, key in enumerate(keys) if key in side]  # fmt: skip
     whole = all(len(same) == 1 and "items" in same[0] for _, _, same in sides)
-    results = aggregate([_relabelled(*side, whole) for side in sides])
-    return replace(answer, found=Comparisons(results).of(next(iter(results.cells)), "first", "second"))
+    comparisons = Comparisons(aggregate([_relabelled(*side, whole) for side in sides]))
+    found = comparisons.of(next(iter(comparisons.results.cells)), "first", "second")
+    compared = [{key: side[key] for key in keys if key in side} for side in means]
+    return replace(answer, first=compared[0], second=compared[1], found=found, notices=tuple(comparisons.notices))
+
+
+def _last_scored(same: Sequence[Record]) -> list[Record]:
+    """The records of the weights that were scored last, and for every seed with its last settings."""
+    weights, settings = "", dict[Any, Any]()
+    for record in sorted(same, key=time_of):
+        weights = record["checkpoint"].get("sha256")
+        settings[record.get("seed")] = record.get("config")
+    return [
+        record
+        for record in same
+        if (record["checkpoint"].get("sha256"), record.get("config")) == (weights, settings[record.get("seed")])
+    ]
 
 
 def _mean(same: Sequence[Record]) -> float:
@@ -190,7 +209,7 @@ def _key(record: Record, name: str, runs: Mapping[str, Any], selection: Selectio
             return None
     if star is not None and star.groups():
         return star[1]
-    return run["seed"] if run is not None else trial_of(record)
+    return run["seed"] if run is not None else ("trial", trial_of(record))
 
 
 def table_markdown(found: Sequence[Answer], said: Sequence[str] = ()) -> str:

@@ -55,6 +55,8 @@ def pack(study: Study, scores: Scores, output: Path, target: Path) -> int:
         if _items_of(line) not in files:
             line.pop("items", None)
     machine = {"cpu": cpu_kind(), "versions": used[0].get("versions", {})}
+    if (output / _MACHINE).is_file():  # unpacked from what ships
+        machine = read_json(output / _MACHINE, "the machine of shipped records")
     with TemporaryDirectory() as temporary_folder:
         folder = Path(temporary_folder)
         write_text(folder / RESULTS, "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
@@ -160,9 +162,14 @@ def agreement(
 
 def _identity(record: Record) -> tuple[Any, ...]:
     words = ("task", "metric", "protocol", "dataset", "network")
-    return (checkpoint_of(record), *(str(record.get(word) or "") for word in words), trial_of(record))
+    return (
+        checkpoint_of(record),
+        *(str(record.get(word) or "") for word in words),
+        record.get("seed"),
+        trial_of(record),
+    )
 
 
 def _kind(record: Record, runs: Mapping[str, Any]) -> tuple[Any, ...]:
     run = runs.get(checkpoint_of(record))
-    return (run["variant"] if run else checkpoint_of(record), *_identity(record)[1:-1])
+    return (run["variant"] if run else checkpoint_of(record), *_identity(record)[1:-2])

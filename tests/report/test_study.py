@@ -88,6 +88,7 @@ def test_a_star_pairs_by_what_it_stands_for_and_a_missing_partner_is_left_out():
     (answer,) = answers(study_of(between({"checkpoint": "conv10_*"}, {"checkpoint": "plain_*"})), Scores(records, {}))
     assert answer.found.paired
     assert answer.found.n == (4, 4)
+    assert list(answer.first.values()) == A[:4]  # the table's mean is of what is compared
     assert answer.found.p == pytest.approx(stats.ttest_rel(A[:4], B[:4]).pvalue)
 
 
@@ -111,6 +112,32 @@ def test_test_images_count_where_every_trial_kept_them(tmp_path):
     (answer,) = answers(study_of(between({"protocol": "a"}, {"protocol": "b"})), Scores(records, {}))
     assert (answer.found.items, answer.found.n) == (200, (4, 4))
     assert answer.word == "better"
+
+    records[-1]["items"]["folder"] = "gone"
+    (answer,) = answers(study_of(between({"protocol": "a"}, {"protocol": "b"})), Scores(records, {}))
+    assert answer.found.items == 0
+    assert "gone" in answer.notices[0]
+
+
+def test_scores_of_earlier_weights_or_settings_do_not_count():
+    def at(hour, value, trial, **more):
+        made = {**record("x_seed0", value, trial=trial, **more), "time": f"2026-01-01T{hour:02}:00:00+00:00", "seed": 0}
+        return made
+
+    runs = {"x_seed0": {"variant": "x", "settings": {}, "seed": 0}}
+    old = [at(1, 10.0, trial, config="old") for trial in range(5)]
+    new = [at(2, 90.0 + trial, trial, config="new") for trial in range(3)]
+    assert Scores([*old, *new], runs).values({"y": "knn top1", "variant": "x"}, "it") == {0: 91.0}
+    again = [{**one, "checkpoint": {"name": "x_seed0", "sha256": "trained again"}} for one in new[:1]]
+    again[0]["time"] = "2026-01-02T00:00:00+00:00"
+    assert Scores([*old, *new, *again], runs).values({"y": "knn top1", "variant": "x"}, "it") == {0: 90.0}
+
+
+def test_seeds_of_pretrainings_are_not_paired_with_trials_of_given_weights():
+    records, runs = sweep()
+    records += [record("pixels", value, trial=trial) for trial, value in enumerate(B)]
+    (answer,) = answers(study_of(between({"variant": "eman"}, {"checkpoint": "pixels"})), Scores(records, runs))
+    assert not answer.found.paired
 
 
 def test_a_selection_of_several_scores_is_refused():
@@ -201,6 +228,10 @@ def test_a_run_that_failed_its_check_is_no_sample_and_too_few_pairs_have_no_verd
     assert (two.p, two.word) == (None, "stopped: left the plateau (3 of 5 pairs left)")
     (said,) = notes(preregistered(), Scores(records, runs, loss_curves(bn_seed3=2.1)))
     assert said.endswith("9 of 10 runs; no samples: bn_seed3 (2.1).")
+    exported = [{**one, "checkpoint": {**one["checkpoint"], "name": f"{one['checkpoint']['name']}_epoch10"}}
+                for one in records]  # fmt: skip
+    epochs = Scores(exported, {f"{name}_epoch10": run for name, run in runs.items()}, loss_curves(bn_seed3=2.1))
+    assert notes(preregistered(), epochs)[0].endswith("9 of 10 runs; no samples: bn_seed3_epoch10 (2.1).")
     unknown, _ = answers(preregistered(), Scores(records, runs))  # no curve was kept
     assert unknown.word == "stopped: left the plateau (0 of 5 pairs left)"
 

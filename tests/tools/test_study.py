@@ -62,7 +62,7 @@ def test_a_table_is_of_the_scores_that_are_there(suite, tmp_path):
     told = run_tool("study", suite, "--output", tmp_path / "out", "--table")
     assert told.returncode == 0, told.stderr
     table = (tmp_path / "out" / "study.md").read_text(encoding="utf-8")
-    assert "| a − b | 82.0 ± 2.65 (n 3) | 61.0 ± 1.41 (n 2) | +19.5 [+13.1, +25.9] | 0.016 | better |" in table
+    assert "| a − b | 80.5 ± 0.71 (n 2) | 61.0 ± 1.41 (n 2) | +19.5 [+13.1, +25.9] | 0.016 | better |" in table
     assert (tmp_path / "out" / "plot_1.svg").is_file()
 
 

@@ -5,13 +5,20 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
 
 from momentum_transfer.core.shipped import CONFIGS
 from momentum_transfer.report import study_records
+from momentum_transfer.suites.planning import plan
+from momentum_transfer.suites.suite import load_suite
+from momentum_transfer.suites.task import PRETRAIN
 from tests.tools.in_process import ROOT, run_tool
+
+with mock.patch.object(sys, "path", list(sys.path)):  # a tool replaces its first entry
+    from momentum_transfer.tools import study
 
 TRAIN = """
 import json, os, sys
@@ -95,6 +102,17 @@ def test_what_was_packed_gives_the_same_table_and_cells_run_again_agree(suite, t
     assert ran(suite, "--verify", "2", "--output", tmp_path / "out").count("bit-equal") == 2
 
 
+def test_scores_of_pretrainings_whose_settings_changed_since_are_said(suite, tmp_path):
+    for name, key in (("bad_seed3", "another"), ("good_seed3", "")):
+        jobs = {job.title: job for job in plan(load_suite(suite), [], tmp_path / "out")}
+        job = jobs[f"{name}: {PRETRAIN}"]
+        state = {"key": key or job.key, "exit_code": 0}
+        (job.folder / "suite_state.json").write_text(json.dumps(state), encoding="utf-8")
+    said = ran(suite, "--table", "--output", tmp_path / "out")
+    assert "1 of 12 tasks have not ended with the suite as it is now" in said
+    assert "bad_seed3: pretrain" in said
+
+
 def test_a_score_that_another_machine_cannot_explain_fails_the_verification(suite, tmp_path):
     results = tmp_path / "out" / "results.jsonl"
     lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
@@ -120,6 +138,29 @@ def test_a_record_that_another_cpu_made_agrees_within_seeds_noise_and_keeps_its_
     assert told.stdout.count("other bits on the same CPU kind") == 3
     study_records.unpack(tmp_path / "records" / "mine.tar.xz", tmp_path / "new")
     assert (tmp_path / "new" / "results.jsonl").read_text(encoding="utf-8").count("of another machine") == 3
+    machine = tmp_path / "new" / "machine.json"
+    machine.write_text(machine.read_text().replace(study_records.cpu_kind(), "of a third"))
+    ran(suite, "--pack", "--output", tmp_path / "new")
+    study_records.unpack(tmp_path / "records" / "mine.tar.xz", tmp_path / "newer")
+    assert "of a third" in (tmp_path / "newer" / "machine.json").read_text(encoding="utf-8")
+
+
+def test_cells_of_given_weights_bring_what_they_need(tmp_path):
+    suite = load_suite(CONFIGS / "suites" / "study_few_shot.yaml")
+    jobs = plan(suite, list(suite.weights), tmp_path)
+    seen = set()
+    for _ in range(30):
+        chosen = study.cells(jobs, {"base_0", "scratch"}, 1)
+        titles = {job.title for job in chosen}
+        assert {need.title for job in chosen for need in job.needs} <= titles
+        seen |= titles
+    assert any(title.startswith("scratch: tfa") for title in seen)
+
+
+def test_scores_with_one_name_and_several_seeds_are_told_apart():
+    record = {"task": "coco/bbox/base", "metric": "AP", "checkpoint": {"name": "none"}}
+    before = [{**record, "value": 50.0 + seed, "seed": seed} for seed in range(3)]
+    assert [row[-2] for row in study_records.agreement(before, before[::-1], {}, same=["none"])] == ["bit-equal"] * 3
 
 
 def test_records_that_do_not_ship_or_are_damaged_are_refused(suite, tmp_path):
