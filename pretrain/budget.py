@@ -9,6 +9,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.backbones.build import named_architecture, own_input
+from momentum_transfer.core import distributed
 from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say
@@ -34,6 +35,8 @@ def settle_budget(
     """
     if not cfg.RUN.MINUTES:
         return cfg
+    if distributed.world_size() > 1:
+        raise InputError(f"expected one process with RUN.MINUTES, found {distributed.world_size()}; give SOLVER.STEPS")
     free = [key for key in _FITTED if preset is None or value_of(cfg, key) == value_of(preset, key)]
     return measured(cfg, free, lambda: _fitted(cfg, free, images, device), device, checkpoints)
 
@@ -94,14 +97,15 @@ def _step_seconds(cfg: CfgNode, images: LabelledImages, sample: int, device: tor
     making = (time.perf_counter() - begun) / sample * batch
     with torch.random.fork_rng():
         method = build_method(cfg, 1).to(device).train()
-        pair = torch.randn(2, batch, 3, side, side, device=device)
-        labels = torch.zeros(batch, dtype=torch.long, device=device)
+        micro = batch // cfg.SOLVER.ACCUMULATE
+        pair = torch.randn(2, micro, 3, side, side, device=device)
+        labels = torch.zeros(micro, dtype=torch.long, device=device)
         for _ in range(2):  # the first warms up
             begun = time.perf_counter()
             value = method(*pair, labels)["loss"]
             value.backward()
             float(value.detach())
-    return making + 1.1 * (time.perf_counter() - begun)  # and the optimizer
+    return making + 1.1 * cfg.SOLVER.ACCUMULATE * (time.perf_counter() - begun)  # and the optimizer
 
 
 def _expectation(cfg: CfgNode) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from momentum_transfer.backbones.norms.momentum_batch_norm import forget_pending
 from momentum_transfer.core.errors import ConfigNotFound, InputError
 from momentum_transfer.core.ranges import UNIT
 from momentum_transfer.core.settings import load_config
@@ -84,9 +85,12 @@ def train_step(
         The loss, the metrics that the method watches, and the momenta of this step.
 
     Raises:
-        InputError: the loss is not finite, or progress is outside 0 … 1; nothing has moved then but the teacher.
+        InputError: a view or the loss is not finite, or progress is outside 0 … 1. Of a loss the teacher has moved
+            then, and plain BN's running statistics and MoCo's queue have seen the batch; the next step can follow.
     """
     UNIT.require("progress", progress, "it is the fraction of the run that is done")
+    if not bool(view1.isfinite().all() and view2.isfinite().all()):
+        raise InputError("expected finite views, found NaN or infinity; check the images and their normalisation")
     method.train()
     moves = method.rule.moves if isinstance(method, StudentTeacher) else "after"
     momenta = method.begin_step(progress)  # Momentum BN's alpha
@@ -95,6 +99,7 @@ def train_step(
     outputs = method(view1, view2)
     loss = outputs["loss"]
     if not bool(loss.isfinite()):
+        forget_pending(method)
         raise InputError(f"expected a finite loss, found {float(loss)}; lower the learning rate or check the views")
     loss.backward()
     method.commit_statistics()  # Momentum BN: the history moves once a step

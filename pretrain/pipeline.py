@@ -36,24 +36,38 @@ def build_images(cfg: CfgNode, split: str, *, held_out: bool = False) -> Labelle
     data = cfg.DATA
     if data.NAME == "images":
         every = every_image(data.ROOT, data.MAX_UNREADABLE)
+        _refuse_class_settings(data)
         say(f"{len(every)} images below {data.ROOT}, without labels")
         return select(every, sample_fraction=data.SAMPLE_FRACTION, seed=cfg.SEED)
     if data.NAME == "imagefolder" and cfg.METHOD.NAME != "supervised" and not held_out:
         unlabelled = unlabelled_folder(data.ROOT, split, data.MAX_UNREADABLE) if data.ROOT else None
         if unlabelled is not None:
-            if data.LONG_TAIL != 1.0 or data.CLASS_FRACTION != 1.0 or data.TAXONOMY:
-                raise InputError(
-                    f"expected folders of classes in {data.ROOT} with LONG_TAIL, CLASS_FRACTION or TAXONOMY, found "
-                    "images without labels; leave these settings out"
-                )
+            _refuse_class_settings(data)
             say(f"{len(unlabelled)} images of {data.ROOT}, without labels")
             return select(unlabelled, sample_fraction=data.SAMPLE_FRACTION, seed=cfg.SEED)
-    return build_dataset(
+    found = build_dataset(
         data.NAME, data.ROOT or None, split, file_list=data.FILE_LIST or None, image_size=data.IMAGE_SIZE,
         variant=data.VARIANT, class_fraction=data.CLASS_FRACTION, taxonomy=data.TAXONOMY or None, seed=cfg.SEED,
         sample_fraction=1.0 if held_out else data.SAMPLE_FRACTION, long_tail=1.0 if held_out else data.LONG_TAIL,
         max_unreadable=data.MAX_UNREADABLE,
     )  # fmt: skip
+    if list(found.classes) == ["unlabelled"]:
+        _refuse_class_settings(data)
+    if cfg.METHOD.NAME == "supervised" and not held_out and (len(found.classes) < 2 or "unlabeled" in found.classes):
+        raise InputError(
+            f"expected labels of two classes or more for METHOD.NAME supervised, found images of {data.NAME} {split} "
+            "without; name a labelled DATA.SPLIT, or choose another method"
+        )
+    return found
+
+
+def _refuse_class_settings(data: CfgNode) -> None:
+    """InputError for settings of classes with images that have none."""
+    if data.LONG_TAIL != 1.0 or data.CLASS_FRACTION != 1.0 or data.TAXONOMY:
+        raise InputError(
+            f"expected folders of classes in {data.ROOT} with LONG_TAIL, CLASS_FRACTION or TAXONOMY, found "
+            "images without labels; leave these settings out"
+        )
 
 
 class EvaluationImages(Dataset):

@@ -55,7 +55,7 @@ def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Pr
         micro_batch=micro,
         accumulate=solver.ACCUMULATE,
         base_lr=scale_to_batch(solver.BASE_LR, batch, solver.BASE_BATCH_SIZE),
-        warmup=min(round(solver.WARMUP_EPOCHS * per_epoch), steps - 1),
+        warmup=min(round(solver.WARMUP_EPOCHS * per_epoch * (epochs / solver.EPOCHS)), steps - 1),  # stretched alike
         momentum_base=scaled_teacher_momentum(cfg),
     )
 

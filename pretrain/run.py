@@ -214,6 +214,10 @@ def _knn_monitor(cfg: CfgNode, images: LabelledImages, device: torch.device) -> 
                          "the exported backbone with tools/lowshot.py knn")  # fmt: skip
     held_out = evaluation_images(cfg, build_images(cfg, cfg.RUN.KNN_SPLIT, held_out=True))
     bank = evaluation_images(cfg, without_class(images, "unlabeled"))  # STL-10's unlabelled images cannot vote
+    pairs = zip(bank.images.classes, held_out.images.classes, strict=False)
+    if other := next((pair for pair in pairs if pair[0] != pair[1]), None):
+        raise InputError(f"expected the same classes in both parts for RUN.KNN_EVERY, found {other[0]} in the training "
+                         f"set where {cfg.RUN.KNN_SPLIT} has {other[1]}; set it to 0")  # fmt: skip
     workers = workers_without_measuring(cfg.DATA.WORKERS)
     return KnnMonitor(bank, held_out, device, batch=cfg.SOLVER.BATCH_SIZE, workers=workers)
 

@@ -50,7 +50,12 @@ def _own_images(train: str, every: bool) -> list[str]:
             write_list(listed, LabelledFiles(paths, (0,) * len(paths), ("unlabelled",)))
             say(f"{counted(len(files), 'image')} of {train}, without labels")
             return ["DATA.NAME", "filelist", "DATA.ROOT", str(listed.parent), "DATA.FILE_LIST", str(listed)]
-    return ["DATA.ROOT", train, *([] if every else ["DATA.NAME", "imagefolder", "DATA.SPLIT", "."])]
+    if every:
+        return ["DATA.ROOT", train]
+    from momentum_transfer.images.class_folders import training_part
+
+    split = "train" if is_url(train) else training_part(Path(train).expanduser())
+    return ["DATA.ROOT", train, "DATA.NAME", "imagefolder", "DATA.SPLIT", split]
 
 
 def parser() -> argparse.ArgumentParser:

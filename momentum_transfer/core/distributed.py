@@ -71,8 +71,9 @@ def all_gather_tensor(tensor: Tensor) -> Tensor:
     """Concatenate every rank's tensor [n, …], of one shape, in rank order: [world_size · n, …], without gradient."""
     if not is_distributed():
         return tensor
+    tensor = tensor.contiguous()  # so that the parts are too
     parts = [torch.empty_like(tensor) for _ in range(world_size())]
-    dist.all_gather(parts, tensor.contiguous())
+    dist.all_gather(parts, tensor)
     return torch.cat(parts)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import write_text
 from momentum_transfer.core.log import say
+from momentum_transfer.images.reading import image_files
 from momentum_transfer.images.subsets import stratified_split
 
 #: Names of the folders that train, and of those that test.
@@ -37,6 +38,15 @@ def is_class_folders(folder: Path) -> bool:
     return folder.is_dir() and (_own_split(folder) is not None or _only_classes(folder))
 
 
+def training_part(folder: Path) -> str:
+    """DATA.SPLIT of what trains: train/ where val/ is beside it, train-*.tar, or "." for the folder itself."""
+    names = {path.name.lower(): path.name for path in _folders(folder)}
+    train = next((names[name] for name in _TRAIN if name in names), None)
+    if train is not None and names.keys() & set(_VAL):
+        return train
+    return "train" if any(folder.glob("train-*.tar")) else "."
+
+
 def _folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
@@ -51,7 +61,7 @@ def title_of(train: Path) -> str:
 def _images(folder: Path) -> list[Path]:
     from torchvision.datasets.folder import IMG_EXTENSIONS  # takes seconds, and is asked for class folders alone
 
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix.lower() in IMG_EXTENSIONS)
+    return image_files(folder, IMG_EXTENSIONS)
 
 
 def _only_classes(folder: Path) -> bool:

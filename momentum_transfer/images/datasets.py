@@ -240,6 +240,7 @@ def packed_folders(folder: Path, target: Path, shard_bytes: int = SHARD_BYTES) -
     """
     if not folder.is_dir():
         raise InputError(f"expected a folder of images, found no folder {folder}; check the path")
+    folder = folder.resolve()
     of_split = tables(folder)
     splits = [name for name in ("train", "val", "test") if (folder / name).is_dir()]
     target.mkdir(parents=True, exist_ok=True)

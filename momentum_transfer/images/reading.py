@@ -38,13 +38,18 @@ LIMIT = "MOMENTUM_TRANSFER_MAX_PIXELS"
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)
 
 
-def image_files(folder: Path) -> list[Path]:
-    """Every image file below a folder, sorted; hidden ones are left out."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
+def image_files(folder: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
+    """Every image file below a folder, sorted; links are followed, what is hidden is left out."""
+    found: list[Path] = []
+    seen = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:  # a link to a folder above it, or to one twice
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(place, name) for name in names if not name.startswith(".") and name.lower().endswith(suffixes)]
+    return sorted(found)
 
 
 class UnreadableImage(InputError):

@@ -119,13 +119,18 @@ def _supervised(cfg: CfgNode, num_classes: int) -> Method:
     return Supervised(student, cfg.NORM.ALPHA_BASE, cfg.NORM.ALPHA_SCHEDULE, cfg.NORM.POLICY)
 
 
+def _random(cfg: CfgNode) -> Method:
+    name = "BN" if cfg.NORM.STUDENT == "MomentumBN" else cfg.NORM.STUDENT  # whose history only training commits
+    return RandomBackbone(_backbone(cfg, Norm(name, cfg.NORM.STUDENT_MOMENTUM)))
+
+
 METHODS: dict[str, Callable[[CfgNode, int], Method]] = {
     "momentum2": lambda cfg, _: Momentum2Teacher(*_branches(cfg, True, False), _rule(cfg)),
     "byol": lambda cfg, _: BYOL(*_branches(cfg, True, False), _rule(cfg)),
     "moco": lambda cfg, _: _moco(cfg),
     "simsiam": lambda cfg, _: _simsiam(cfg),
     "supervised": _supervised,
-    "random": lambda cfg, _: RandomBackbone(_backbone(cfg, Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM))),
+    "random": lambda cfg, _: _random(cfg),
 }
 
 

@@ -4,7 +4,13 @@ import PIL.Image
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.images.class_folders import is_class_folders, open_class_folders, title_of, write_list
+from momentum_transfer.images.class_folders import (
+    is_class_folders,
+    open_class_folders,
+    title_of,
+    training_part,
+    write_list,
+)
 from momentum_transfer.images.datasets import build_dataset
 
 
@@ -80,3 +86,16 @@ def test_what_cannot_be_split_or_compared_is_one_line(tmp_path):
     }.items():
         with pytest.raises(InputError, match=message):
             open_class_folders(*arguments, seed=0)
+
+
+def test_the_part_that_trains_is_found_beside_one_that_tests(tmp_path):
+    both = tmp_path / "both"
+    images(both / "Train", cat=1, dog=1)
+    assert training_part(both) == "."  # a class may be called so
+    images(both / "validation", cat=1, dog=1)
+    assert training_part(both) == "Train"
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    (packed / "train-0000.tar").touch()
+    (packed / "val-0000.tar").touch()
+    assert training_part(packed) == "train"

@@ -12,7 +12,7 @@ from momentum_transfer.backbones import compare_backbones
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images import reading
 from momentum_transfer.images.labelled_images import FileImages
-from momentum_transfer.images.reading import UnreadableImage, read_rgb, upright_size
+from momentum_transfer.images.reading import UnreadableImage, image_files, read_rgb, upright_size
 from momentum_transfer.report import examples
 from momentum_transfer.transfer.data.semantic_datasets import _IMAGE_SUFFIXES
 from momentum_transfer.transfer.prediction.input_images import as_pixels
@@ -182,3 +182,13 @@ def test_a_panorama_beyond_pillows_warning_is_read_without_a_word_where_the_sett
         read_rgb(path)
     monkeypatch.setenv(reading.LIMIT, "800")
     assert read_rgb(path).size == (400, 2)
+
+
+def test_links_are_followed_and_one_that_leads_back_ends(tmp_path: Path):
+    for place in ("set/a.png", "elsewhere/b.JPG", "elsewhere/deep/c.png", "set/.hidden/d.png", "set/.e.png"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).touch()
+    folder = tmp_path / "set"
+    (folder / "more").symlink_to(tmp_path / "elsewhere")
+    (folder / "more/round").symlink_to(folder)
+    assert [str(file.relative_to(folder)) for file in image_files(folder)] == ["a.png", "more/b.JPG", "more/deep/c.png"]

@@ -112,3 +112,10 @@ def test_the_seconds_of_a_step_are_measured_and_leave_random_numbers_alone(photo
     seconds = budget._step_seconds(run.cfg, run.images, 4, torch.device("cpu"))
     assert 0 < seconds < 60
     assert torch.equal(torch.rand(2), expected)
+
+
+def test_minutes_are_of_one_process(photos, small, monkeypatch):
+    monkeypatch.setattr(budget.distributed, "world_size", lambda: 2)
+    cfg, preset = small(photos(32), "RUN.MINUTES", 10)
+    with pytest.raises(InputError, match=r"expected one process with RUN.MINUTES, found 2"):
+        budget.settle_budget(cfg, preset, None, torch.device("cpu"), CheckpointFolder(cfg.OUTPUT_DIR))

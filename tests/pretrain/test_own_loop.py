@@ -1,8 +1,11 @@
 """A method in one line: presets, settings over them, refusals; a step in the paper's order."""
 
+import math
+
 import pytest
 import torch
 
+from momentum_transfer.backbones.norms.momentum_batch_norm import pair_norms
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.pretrain.own_loop import PRESETS, build_method, train_step
 
@@ -66,10 +69,25 @@ def test_progress_is_a_fraction_of_the_run(progress: float):
         train_step(method, torch.optim.SGD(method.parameters(), lr=0.1), *views(), progress=progress)
 
 
-def test_a_loss_that_is_not_finite_moves_nothing():
+def test_views_that_are_not_finite_move_nothing():
     method = tiny("simsiam")
     before = [parameter.detach().clone() for parameter in method.parameters()]
-    with pytest.raises(InputError, match="expected a finite loss, found nan"):
+    with pytest.raises(InputError, match="expected finite views"):
         train_step(method, torch.optim.SGD(method.parameters(), lr=0.1), views()[0] * float("nan"), views()[1],
                    progress=1.0)  # fmt: skip
     assert all(torch.equal(one, other) for one, other in zip(before, method.parameters(), strict=True))
+
+
+def test_a_batch_that_was_refused_leaves_no_statistics_behind():
+    method = tiny("momentum2")
+    optimizer = torch.optim.SGD(method.parameters(), lr=0.01)
+    view1, view2 = views()
+    train_step(method, optimizer, view1, view2, progress=0.1)
+    with pytest.raises(InputError, match="expected finite views"):
+        train_step(method, optimizer, view1 * float("nan"), view2, progress=0.2)
+    huge = view1 * 1e30
+    with pytest.raises(InputError, match="expected a finite loss"):
+        train_step(method, optimizer, huge, view2, progress=0.2)
+    assert all(not layer.pending_count for layer in pair_norms(method))
+    for _ in range(2):
+        assert math.isfinite(train_step(method, optimizer, view1, view2, progress=0.3)["loss"])

@@ -16,6 +16,7 @@ from momentum_transfer.core.log import speaking
 from momentum_transfer.core.settings import learned_settings
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.pretrain import pipeline
+from momentum_transfer.pretrain.pipeline import build_images
 from momentum_transfer.pretrain.train import train
 
 
@@ -109,3 +110,20 @@ def test_seconds_an_image_decide_where_views_are_made(
 def test_the_second_of_two_runs_is_timed():
     waits = iter([0.2, 0.01])
     assert 0.01 <= pipeline._seconds(lambda: time.sleep(next(waits))) < 0.2
+
+
+@pytest.mark.parametrize("setting", [{"DATA.CLASS_FRACTION": 0.5}, {"DATA.LONG_TAIL": 0.1}])
+def test_settings_of_classes_are_refused_with_images_that_have_none(setting, image_folder, tiny_cfg):
+    every = {"DATA.NAME": "images", "DATA.ROOT": image_folder, "DATA.VIEWS": "rcf"}
+    with pytest.raises(InputError, match="images without labels; leave these settings out"):
+        build_images(tiny_cfg({**every, **setting}), "train")
+    assert len(build_images(tiny_cfg(every), "train")) == 12
+
+
+def test_supervised_training_needs_labels_of_two_classes(tiny_cfg, tmp_path, image_folder):
+    listed = tmp_path / "one.txt"
+    listed.write_text("".join(f"{file} 0\n" for file in sorted(image_folder.glob("train/0/*.png"))))
+    one = {"DATA.NAME": "filelist", "DATA.ROOT": tmp_path, "DATA.FILE_LIST": listed, "DATA.VIEWS": "rcf"}
+    assert len(build_images(tiny_cfg(one), "train")) == 6
+    with pytest.raises(InputError, match=r"expected labels of two classes or more for METHOD.NAME supervised"):
+        build_images(tiny_cfg({**one, "METHOD.NAME": "supervised"}), "train")

@@ -66,3 +66,15 @@ def test_knn_is_watched_if_asked_and_a_list_has_no_held_out_part(tiny_cfg, tmp_p
     with pytest.raises(InputError, match=r"RUN\.KNN_EVERY 0 with DATA\.NAME filelist"):
         prepared(tiny_cfg({"RUN.KNN_EVERY": 1, **listed}))
     assert prepared(tiny_cfg({"RUN.KNN_EVERY": 0, **listed})).knn is None
+
+
+def test_knn_of_parts_with_other_classes_is_refused(tiny_cfg, tmp_path):
+    for part, names in (("train", "abc"), ("val", "bc")):
+        for name in names:
+            (tmp_path / "set" / part / name).mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / "set" / part / name / f"{number}.png")
+    settings = {"DATA.NAME": "imagefolder", "DATA.ROOT": tmp_path / "set", "DATA.VIEWS": "rcf", "RUN.KNN_EVERY": 1,
+                "RUN.KNN_SPLIT": "val", "SOLVER.BATCH_SIZE": 4}  # fmt: skip
+    with pytest.raises(InputError, match=r"expected the same classes in both parts .* found a .* where val has b"):
+        prepared(tiny_cfg(settings))

@@ -144,13 +144,23 @@ def commit_pair(layers: Sequence[PairBatchNorm], policy: str = "local") -> None:
         history_mean, history_var = layer.statistics()
         history_mean.lerp_(layer.pending_mean / count, weight)
         history_var.lerp_(layer.pending_var / count, weight)
-    torch._foreach_zero_([layer.pending_mean for layer in layers])
-    torch._foreach_zero_([layer.pending_var for layer in layers])
-    torch._foreach_zero_([layer.pending_count for layer in layers])
+    _forget(layers)
     if policy != "local":
         _exchange(layers, policy)
     for layer in layers:
         layer.show_first_group()
+
+
+def _forget(layers: Sequence[PairBatchNorm]) -> None:
+    torch._foreach_zero_([layer.pending_mean for layer in layers])
+    torch._foreach_zero_([layer.pending_var for layer in layers])
+    torch._foreach_zero_([layer.pending_count for layer in layers])
+
+
+def forget_pending(module: nn.Module) -> None:
+    """Drop the statistics of a batch that is not to count."""
+    if layers := pair_norms(module):
+        _forget(layers)
 
 
 def _exchange(layers: Sequence[PairBatchNorm], policy: str) -> None:
