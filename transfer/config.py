@@ -420,6 +420,8 @@ def decisive(cfg: CfgNode, evaluation: bool = True) -> CfgNode:
     kept.defrost()
     if not few_labels(cfg):
         del kept["SEMI"]  # so that it is no part of the name of settings without it
+    if cfg.FEW_SHOT.NOVEL_WEIGHTS:
+        kept.FEW_SHOT.NOVEL_WEIGHTS = "given"  # every backbone has its own; records and claims have their hash
     if cfg.MODEL.BACKBONE.TRAINABLE == "all":
         del kept.MODEL.BACKBONE["TRAINABLE"]
     for split in ("TRAIN", "TEST"):

@@ -138,13 +138,19 @@ def _of_labels(train: str, source: OwnSource) -> list[FittedSetting]:
 
 def _fitted(cfg: CfgNode, sets: Sequence[Any], given: Sequence[str], resume: bool) -> list[FittedSetting]:
     """What follows from the training data and the machine, or what the run in OUTPUT_DIR began with."""
-    before, machine = Path(cfg.OUTPUT_DIR) / "config.yaml", this_machine(cfg.MODEL.DEVICE)
+    before, machine = _begun(cfg), this_machine(cfg.MODEL.DEVICE)
     segments = task_name(cfg) == "segmentation"
     fitted = fit_segmenter(cfg, sets, machine, given) if segments else fit(cfg, sets, machine, given)
     if resume and before.is_file():
         earlier = config.load(before)
         return [FittedSetting(one.key, value_of(earlier, one.key), "as the run began") for one in fitted]
     return fitted
+
+
+def _begun(cfg: CfgNode) -> Path:
+    """The settings of the run in OUTPUT_DIR, of several trials those of the first."""
+    alone, first = (Path(cfg.OUTPUT_DIR) / file for file in ("config.yaml", "trial_0/config.yaml"))
+    return first if first.is_file() and not alone.is_file() else alone
 
 
 def architecture_settings(architecture: AnyArchitecture) -> list[FittedSetting]:
@@ -174,7 +180,7 @@ def kept_schedule(cfg: CfgNode, minutes: float, place: Path, resume: bool = Fals
     """
     if not 0 < minutes < float("inf"):
         raise InputError(f"expected --minutes above 0, found {minutes:g}; give a length of time")
-    file, begun = _schedule_file(cfg, minutes, place), Path(cfg.OUTPUT_DIR) / "config.yaml"
+    file, begun = _schedule_file(cfg, minutes, place), _begun(cfg)
     if resume and begun.is_file():
         earlier = config.load(begun).SOLVER
         return _with_schedule(cfg, {key: earlier[key] for key in _SCHEDULE}, minutes, "as the run began")

@@ -79,7 +79,7 @@ def run(cfg: CfgNode, request: Request, opened: Opened | None = None) -> None:
     cfg, task = command.experiment.cfg, command.experiment.task
     with process_group(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")), alone_in(cfg.OUTPUT_DIR):
         task.check(cfg, forbid_overlap=request.forbid_overlap)  # under the lock: it writes images to OUTPUT_DIR
-        for trial in range(cfg.TRIALS):
+        for trial in range(1 if request.eval_only else cfg.TRIALS):  # one detector is one trial
             command.run_trial(trial)
             barrier()
 
@@ -151,8 +151,9 @@ def _resolve(cfg: CfgNode, request: Request, engine: Engine, opened: Opened) -> 
         )
     _check_fit(cfg, initial)
     if not (request.eval_only or request.resume):
+        novel = _novel(cfg, request)
         for trial in range(cfg.TRIALS):
-            if minutes is not None or not _is_done(cfg, request, engine, initial, trial):
+            if minutes is not None or not _is_done(cfg, request, engine, initial, trial, novel):
                 _refuse_to_overwrite(_folder(cfg, trial))
     task = opened.task or open_task(cfg, training=not request.eval_only)
     if not request.eval_only:
@@ -173,9 +174,17 @@ def _results(cfg: CfgNode, request: Request) -> Path:
     return request.results or Path(cfg.OUTPUT_DIR) / "results.jsonl"
 
 
-def _is_done(cfg: CfgNode, request: Request, engine: Engine, initial: InitialWeights, trial: int) -> bool:
+def _is_done(
+    cfg: CfgNode, request: Request, engine: Engine, initial: InitialWeights, trial: int, novel: dict[str, str]
+) -> bool:
     fields = {"trial": trial, "config": identity(cfg), "sha256": initial.sha256, "engine": engine.name}
-    return records.done(_results(cfg, request), **fields, finetuned=not request.eval_only)
+    return records.done(_results(cfg, request), **fields, **novel, finetuned=not request.eval_only)
+
+
+def _novel(cfg: CfgNode, request: Request) -> dict[str, str]:
+    """What identifies FEW_SHOT.NOVEL_WEIGHTS in records and claims; nothing without them."""
+    given = cfg.FEW_SHOT.NOVEL_WEIGHTS
+    return {"novel_sha256": read_initial(given, cfg).sha256} if given and not request.eval_only else {}
 
 
 def _refuse_to_overwrite(folder: Path) -> None:
@@ -183,7 +192,7 @@ def _refuse_to_overwrite(folder: Path) -> None:
         raise InputError(f"{folder} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
 
 
-def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool) -> None:
+def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool, **novel: str) -> None:
     """Claim ``folder`` for this training, in either engine; a folder without checkpoints may be taken over.
 
     Raises:
@@ -194,7 +203,7 @@ def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool) ->
     if not resume:
         _refuse_to_overwrite(folder)
     file = folder / CLAIM
-    now = {"initial weights": weights, "seed": seed, "training settings": identity(cfg, evaluation=False)}
+    now = {"initial weights": weights, "seed": seed, "training settings": identity(cfg, evaluation=False), **novel}
     if not file.is_file() or not has_checkpoint(folder):
         if file.is_file():  # a best detector that the new training might not reach, and lines of Detectron2
             for name in ("model_best.pth", "model_best.json", "metrics.json"):
@@ -237,18 +246,23 @@ class _Command:
             found |= cost.as_record()
         return found
 
+    @functools.cached_property
+    def novel(self) -> dict[str, str]:
+        """See ``_novel``; read once for all trials."""
+        return _novel(self.experiment.cfg, self.request)
+
     def run_trial(self, trial: int) -> None:
         """Fine-tune unless only to evaluate, predict, and append the records; nothing if they are there already."""
         cfg, request, initial = self.experiment.cfg, self.request, self.experiment.initial
         # Rank 0 decides for all: it appends the records, and the others may read earlier or later.
-        is_done = is_main() and _is_done(cfg, request, self.engine, initial, trial)
+        is_done = is_main() and _is_done(cfg, request, self.engine, initial, trial, self.novel)
         if any_rank(is_done, choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")):
             say(f"trial {trial}: its records are in {_results(cfg, request)} already")
             return
         folder = _folder(cfg, trial)
         folder.mkdir(parents=True, exist_ok=True)
         if not request.eval_only:
-            _claim(folder, cfg, initial.sha256, cfg.SEED + trial, request.resume)
+            _claim(folder, cfg, initial.sha256, cfg.SEED + trial, request.resume, **self.novel)
         if is_main():
             write_text(folder / "config.yaml", dump(cfg))
             if not request.eval_only:
@@ -259,9 +273,15 @@ class _Command:
             check_trained(detector, InitialWeights(NONE))
         else:
             detector = self._finetune(trial, folder)
+        entries: list[dict[str, Any]] = []  # of all test sets at once: one alone would look like the whole trial
         for predictions in self.engine.predict(replace(self.experiment, initial=detector), folder):
             if is_main():
-                self._record(predictions, trial, folder)
+                entries += self._records(predictions, trial, folder)
+        if is_main():
+            file = _results(cfg, request)
+            keep(file.parent, identity(cfg), decisive(cfg))
+            records.append(file, entries)
+            say(f"{counted(len(entries), 'record')} appended to {file}")
 
     def _finetune(self, trial: int, folder: Path) -> InitialWeights:
         cfg, task, resume = self.experiment.cfg, self.experiment.task, self.request.resume
@@ -280,13 +300,13 @@ class _Command:
             say(f"{finetuned.seconds_per_step:.3f} s per iteration")
         return detector
 
-    def _record(self, predictions: Predictions, trial: int, folder: Path) -> None:
-        """Score predictions; keep the records, the outcomes of every image, the errors and some drawn images."""
+    def _records(self, predictions: Predictions, trial: int, folder: Path) -> list[dict[str, Any]]:
+        """Score predictions, the records; keep the outcomes of every image, the errors and some drawn images."""
         cfg, task, initial = self.experiment.cfg, self.experiment.task, self.experiment.initial
         dataset, file = predictions.dataset, _results(cfg, self.request)
         say(f"{dataset}: {predictions.seconds_per_image:.3f} s per image")
         checkpoint = {**initial.checkpoint, "name": weights_name(initial.name), "sha256": initial.sha256}
-        details = {**self.network, "finetuned": not self.request.eval_only}
+        details = {**self.network, **self.novel, "finetuned": not self.request.eval_only}
         if (draw := draw_of(cfg, trial)) is not None:
             details |= {"draw": draw, "shots": cfg.FEW_SHOT.SHOTS}
         if dataset in task.overlap:
@@ -311,6 +331,4 @@ class _Command:
                 write_analysis(folder / f"errors_{file_stem(dataset)}_{kind}.json", found.errors())
         for path in task.draw(predictions, folder / "visuals", cfg.TEST.VISUALS):
             say(f"wrote {path}")
-        keep(file.parent, identity(cfg), decisive(cfg))
-        records.append(file, entries)
-        say(f"{counted(len(entries), 'record')} appended to {file}")
+        return entries

@@ -12,6 +12,7 @@ from momentum_transfer.backbones.build import build_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core import records as results
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer import run as run_module
 from momentum_transfer.transfer.config import identity
 from momentum_transfer.transfer.data import annotations
 from momentum_transfer.transfer.detector_run import choose_engine
@@ -46,6 +47,36 @@ def test_what_the_results_hold_is_not_done_again(tmp_path, capsys):
     run(cfg, Request("none", resume=True))
     assert "records are in" in capsys.readouterr().out
     assert (tmp_path / "out/results.jsonl").read_text() == before
+
+
+def test_records_of_all_test_sets_are_written_together(tmp_path, monkeypatch):
+    write_shapes(tmp_path / "other")
+    both = [f"{name}={tmp_path / folder / 'images'}:{tmp_path / folder / 'shapes.json'}"
+            for name, folder in (("one", "data"), ("two", "other"))]  # fmt: skip
+    write_shapes(tmp_path / "data")
+    cfg = shapes_config("retinanet", tmp_path, *SHORT, "DATASETS.TEST", repr(tuple(both)))
+    original = run_module._Command._records
+    killed = []
+
+    def second_is_killed(self, predictions, *rest):
+        if predictions.dataset == "two" and not killed:
+            killed.append(1)
+            raise KeyboardInterrupt
+        return original(self, predictions, *rest)
+
+    monkeypatch.setattr(run_module._Command, "_records", second_is_killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(cfg, Request("none"))
+    run(cfg, Request("none", resume=True))
+    assert {record["dataset"] for record in results.read(tmp_path / "out/results.jsonl")[0]} == {"one", "two"}
+
+
+def test_one_detector_is_one_trial(tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT)
+    run(cfg, Request("none"))
+    again = shapes_config("retinanet", tmp_path, *SHORT, "TRIALS", "3", "OUTPUT_DIR", str(tmp_path / "eval"))
+    run(again, Request(str(tmp_path / "out/model_final.pth"), eval_only=True))
+    assert {record["trial"] for record in results.read(tmp_path / "eval/results.jsonl")[0]} == {0}
 
 
 def test_a_finished_detector_is_scored_alone_without_the_training_data(tmp_path):

@@ -87,3 +87,13 @@ def test_evaluating_nothing_is_refused_at_once(tmp_path):
     cfg = settings("OUTPUT_DIR", str(tmp_path), "ENGINE", "torchvision")
     with pytest.raises(InputError, match=r"expected a trained detector .* found --weights none"):
         run(cfg, Request("none", eval_only=True))
+
+
+def test_novel_weights_are_known_by_content_in_claims_and_not_in_the_settings(tmp_path):
+    one, other = (settings("FEW_SHOT.NOVEL_WEIGHTS", f"{name}/model_final.pth") for name in "ab")
+    assert identity(one) == identity(other) != identity(settings())
+    _claim(tmp_path, one, "a" * 64, 0, resume=False, novel_sha256="c" * 64)
+    write_checkpoint(tmp_path)
+    _claim(tmp_path, other, "a" * 64, 0, resume=True, novel_sha256="c" * 64)
+    with pytest.raises(InputError, match=r"cannot resume .* began with novel_sha256"):
+        _claim(tmp_path, other, "a" * 64, 0, resume=True, novel_sha256="d" * 64)

@@ -12,7 +12,7 @@ import PIL.Image
 from numpy.typing import NDArray
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import atomic_path, part_title
+from momentum_transfer.core.files import atomic_path, part_title, sha256_of_text, write_text
 from momentum_transfer.images.reading import image_files, stored_values
 from momentum_transfer.transfer.data.detection_datasets import datasets_root
 from momentum_transfer.transfer.data.digit_scenes import CLASSES as DIGIT_CLASSES
@@ -137,7 +137,17 @@ def label_file(folder: Path, number: int) -> Path:
 
 
 def write_truth(data: SemanticData, folder: Path) -> None:
-    """Write the true labels as classes, whatever values the data set's own files have, to score against."""
+    """Write the true labels as classes, whatever values the data set's own files have, to score against.
+
+    Those of other files, or of files as they were before, are removed.
+    """
+    stats = [(str(path), path.stat()) for pair in data.pairs for path in pair]
+    source = sha256_of_text(str([(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]))
+    note = folder / "source.txt"
+    if not note.is_file() or note.read_text(encoding="utf-8", errors="replace") != source:
+        for file in folder.glob("*.png"):
+            file.unlink()
+        write_text(note, source)
     for number in range(len(data.pairs)):
         if not label_file(folder, number).is_file():
             with atomic_path(label_file(folder, number)) as temporary:

@@ -70,6 +70,11 @@ def predict(run: DetectorRun, images: Sequence[str | Path], out: Path, options: 
     with alone(out):
         origin = {"detector": run.sha256, "threshold": options.threshold, "classes": list(run.classes.names)}
         store = Store(out, origin)
+        if other := [name for name, one in store.done.items() if ids.get(name, one.image_id) != one.image_id]:
+            known = store.done[other[0]].image_id
+            raise InputError(
+                f"{out} has {other[0]} under the id {known}, --ids under {ids[other[0]]}; choose another --out"
+            )
         waiting = [image for image in inputs if image not in wrong and not store.has(image)]
         if len(waiting) < len(inputs) - len(wrong):
             say(f"done already: {counted(len(inputs) - len(wrong) - len(waiting), 'image')}")

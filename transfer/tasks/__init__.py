@@ -1,5 +1,6 @@
 """The task of a config, with its data sets opened."""
 
+from collections import Counter
 from pathlib import Path
 
 from fvcore.common.config import CfgNode
@@ -30,6 +31,9 @@ def open_task(cfg: CfgNode, *, training: bool = True) -> Task:
     every = dict.fromkeys([*names["TRAIN"], *names["TEST"]])
     if task_name(cfg) == "segmentation":
         labelled = {name: get_semantic_dataset(name, root) for name in every}
+        if twice := [name for name, count in Counter(data.name for data in labelled.values()).items() if count > 1]:
+            raise InputError(f"expected data sets of different names, found {twice[0]} for two; name them: "
+                             "NAME=IMAGES_DIR:LABELS_DIR:CLASSES")  # fmt: skip
         train, test = ([labelled[name] for name in names[split]] for split in ("TRAIN", "TEST"))
         return Segmentation(train, test, ignore=cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE)
     opened = {name: get_dataset(name, root) for name in every}

@@ -11,7 +11,7 @@ from fvcore.common.config import CfgNode
 from momentum_transfer.core.distributed import is_main
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say, track, warn
-from momentum_transfer.images.reading import UnreadableImage, verified_size
+from momentum_transfer.images.reading import UnreadableImage, upright_size, verified_size
 from momentum_transfer.transfer.config import few_labels
 from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.check_annotations import NAMED, check
@@ -165,12 +165,12 @@ def _open_images(data: DetectionData) -> None:
     for image in track(data.load()["images"], f"{data.name}: images"):
         path = data.image_path(image)
         try:
-            width, height = verified_size(path)
+            verified_size(path)
+            width, height = upright_size(path)
         except UnreadableImage as error:
             bad.append(str(error))
             continue
-        # EXIF may turn an image: both orders are one size here.
-        if sorted((width, height)) != sorted((image["width"], image["height"])):
+        if (width, height) != (image["width"], image["height"]):
             bad.append(f"{path} is {width}×{height}, not {image['width']}×{image['height']}")
     if bad:
         more = ", …" if len(bad) > NAMED else ""

@@ -173,7 +173,14 @@ class LinearSegmentor(Detector):
 
     @torch.no_grad()
     def features(self, image: Tensor) -> Tensor:
-        """Features [C, h, w] of an image [3, H, W] that is not normalised, padded to whole patches."""
+        """Features [C, h, w] of an image [3, H, W] that is not normalised, padded to whole patches.
+
+        In float32 under autocast too, so that features from the cache are the same.
+        """
+        with torch.autocast(self.device.type, enabled=False):
+            return self._features(image)
+
+    def _features(self, image: Tensor) -> Tensor:
         x, _ = self.batch([image])
         network: Any = self.backbone.bottom_up
         if self.blocks > 1:

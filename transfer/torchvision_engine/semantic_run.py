@@ -123,12 +123,14 @@ def _key_of(cfg: CfgNode, network: LinearSegmentor, data: SemanticData) -> str:
     for name, tensor in sorted(network.backbone.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    resnet = cfg.MODEL.RESNETS
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for pair in data.pairs for path in pair]
     settings: dict[str, Any] = {
         "backbone": digest.hexdigest(),
         "input": [list(cfg.INPUT.MIN_SIZE_TRAIN)[:1], cfg.INPUT.MAX_SIZE_TRAIN, cfg.INPUT.FORMAT],
         "pixels": [list(cfg.MODEL.PIXEL_MEAN), list(cfg.MODEL.PIXEL_STD), cfg.MODEL.BACKBONE.SQUARE],
         "maps": [cfg.MODEL.BACKBONE.ARCH, network.levels, network.blocks],
+        "dilation": [resnet.RES4_DILATION, resnet.RES5_DILATION, list(resnet.RES5_MULTI_GRID)],
         "files": files,
     }
     return sha256_of_text(json.dumps(settings, sort_keys=True))[:24]
@@ -178,7 +180,8 @@ def _cached_features(
     missing = [index for index in range(len(images)) if not _file_of(folder, index).is_file()]
     if not missing:
         say(f"{data.name}: dense features of {len(images)} images from {folder}")
-    for index in track(missing[rank() :: world_size()], f"{data.name}: dense features"):
+    own = [index for index in missing if index % world_size() == rank()]  # each process lists them at its own time
+    for index in track(own, f"{data.name}: dense features"):
         sample = mapper.train(images[index], data.labels(index), random)
         if sample.labels is None:
             raise ValueError("a training sample needs labels")

@@ -16,9 +16,12 @@ from momentum_transfer.transfer.data.semantic_datasets import (
     IGNORE,
     _label_folder,
     get_semantic_dataset,
+    label_file,
     stored_labels,
+    write_truth,
 )
 from momentum_transfer.transfer.scores import semantic
+from tests.transfer.torchvision_engine.test_semantic import write_labels
 
 
 def save(path: Path, values: np.ndarray) -> Path:
@@ -107,3 +110,22 @@ def test_faults_are_named(tmp_path: Path):
     image.unlink()
     with pytest.raises(InputError, match="found 0 images"):
         _label_folder("own", tmp_path / "images", tmp_path / "labels", ("x", "y"))
+
+
+def test_truth_of_changed_labels_is_written_anew_and_what_is_left_over_goes(tmp_path):
+    data = get_semantic_dataset(write_labels(tmp_path / "data"))
+    write_truth(data, tmp_path / "truth")
+    first = label_file(tmp_path / "truth", 0)
+    before = first.stat().st_mtime_ns
+    write_truth(data, tmp_path / "truth")
+    assert first.stat().st_mtime_ns == before
+    PIL.Image.fromarray(np.full((64, 64), 2, np.uint8)).save(tmp_path / "data/labels/0.png")
+    (tmp_path / "data/labels/3.png").unlink()
+    (tmp_path / "data/images/3.png").unlink()
+    write_truth(get_semantic_dataset(f"{tmp_path / 'data/images'}:{tmp_path / 'data/labels'}:3"), tmp_path / "truth")
+    assert (np.asarray(PIL.Image.open(first)) == 2).all()
+    assert sorted(file.name for file in (tmp_path / "truth").glob("*.png")) == [
+        "000000.png",
+        "000001.png",
+        "000002.png",
+    ]

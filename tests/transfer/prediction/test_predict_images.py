@@ -251,3 +251,13 @@ def test_ids_of_a_file_are_whole_numbers_that_stand_once_and_may_be_0(detector, 
     predict(detector, [photos], tmp_path / "out", Options(ids=ids_of(file), visuals=False))
     images = json.loads((tmp_path / "out/images.json").read_text())["images"]
     assert [image["id"] for image in images] == [0, 1, 2, 3]
+
+
+def test_ids_of_another_file_need_another_folder(detector, photos, tmp_path):
+    shutil.rmtree(photos / "more")
+    predict(detector, [photos], tmp_path / "out", Options(visuals=False))
+    ids = {f"00{number}.png": 10 - number for number in range(4)}
+    with pytest.raises(InputError, match=r"out has 000.png under the id 1, --ids under 10; choose another --out"):
+        predict(detector, [photos], tmp_path / "out", Options(visuals=False, ids=ids))
+    same = {f"00{number}.png": number + 1 for number in range(4)}
+    predict(detector, [photos], tmp_path / "out", Options(visuals=False, ids=same))

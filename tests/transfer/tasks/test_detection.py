@@ -75,7 +75,10 @@ def test_images_are_opened_if_asked_and_compared_with_their_annotations(tmp_path
     with pytest.raises(InputError, match=r"2 unusable images of .*001\.png is 64×63, not 64×64; .*002\.png"):
         opened(cfg).check(cfg, open_images=True)
     content = json.loads((tmp_path / "data/shapes.json").read_text())
-    content["images"][1].update(height=64, width=63)  # turned by EXIF: both orders are one size
+    turned = Image.Exif()
+    turned[0x0112] = 6  # EXIF: on its side
+    Image.new("RGB", (64, 63)).save(folder / "001.png", exif=turned)
+    content["images"][1].update(height=64, width=63)
     content["annotations"] = [entry for entry in content["annotations"] if entry["image_id"] != 2]
     content["images"].pop(2)
     content["annotations"] = [entry for entry in content["annotations"] if entry["image_id"] != 3]

@@ -139,3 +139,10 @@ def test_two_sets_are_checked_each_for_what_it_does(tmp_path):
     task = task_of(cfg)
     assert [task._roles(data) for data in task.sets()] == [(True, False), (False, True)]
     assert task.holds_crops(cfg)
+
+
+def test_two_sets_of_one_name_are_refused(tmp_path):
+    specs = tuple(f"mine={write_labels(tmp_path / folder)}" for folder in ("one", "two"))
+    cfg = labels_config("stride16", tmp_path, "DATASETS.TEST", repr(specs))
+    with pytest.raises(InputError, match="expected data sets of different names, found mine for two"):
+        task_of(cfg)

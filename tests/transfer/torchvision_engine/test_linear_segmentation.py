@@ -79,8 +79,30 @@ def test_features_are_another_entry_where_backbone_or_size_differ(tmp_path):
     key = semantic_run._key_of(cfg, network, data)
     assert key == semantic_run._key_of(cfg, network, data)
     larger = labels_config("stride16", tmp_path, *LINEAR, "INPUT.MIN_SIZE_TRAIN", "[96]")
+    dilated = labels_config("stride16", tmp_path, *LINEAR, "MODEL.RESNETS.RES5_DILATION", "4")
+    keys = {key, semantic_run._key_of(dilated, network, data)}
     next(network.backbone.parameters()).data.add_(1.0)
-    assert len({key, semantic_run._key_of(cfg, network, data), semantic_run._key_of(larger, network, data)}) == 3
+    assert len({*keys, semantic_run._key_of(cfg, network, data), semantic_run._key_of(larger, network, data)}) == 4
+
+
+def test_every_image_is_some_process_own_whenever_it_looks(tmp_path, monkeypatch):
+    from momentum_transfer.transfer.tasks import open_task
+
+    cfg = labels_config("stride16", tmp_path, *LINEAR)
+    data, network = open_task(cfg).train[0], build(cfg)
+    mapper = semantic_run.SemanticMapper(semantic_run.mapper_of(cfg, train=True), None, 1.0)
+    monkeypatch.setattr(semantic_run, "world_size", lambda: 2)
+    for process in (1, 0):  # the second finds what the first has left
+        monkeypatch.setattr(semantic_run, "rank", lambda process=process: process)
+        found = semantic_run._cached_features(cfg, network, data, mapper)
+    assert len(list(found.folder.glob("*.safetensors"))) == 4
+
+
+def test_features_are_the_same_under_autocast(tmp_path):
+    network, image = build(labels_config("stride16", tmp_path, *LINEAR)), torch.rand(3, 64, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = network.features(image)
+    assert torch.equal(found, network.features(image))
 
 
 @pytest.mark.parametrize(
