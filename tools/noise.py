@@ -28,7 +28,7 @@ RUNNING = "noise/running"
 
 
 def main(args: argparse.Namespace) -> None:
-    from momentum_transfer.core.settings import load_config
+    from momentum_transfer.core.settings import load_config, with_values
     from momentum_transfer.lowshot.config import check_settings, get_cfg
 
     cfg = load_config(get_cfg(), args.config, args.overrides)
@@ -37,16 +37,20 @@ def main(args: argparse.Namespace) -> None:
         raise InputError(f"expected --alpha between 0 and 1, found {bad[0]:g}; correct it")
     say(f"noise of the batch statistics of {args.weights} on {cfg.DATASETS.NAME} {cfg.DATASETS.TRAIN}")
     from momentum_transfer.backbones.batch_statistics import check_sizes
+    from momentum_transfer.backbones.build import own_input
     from momentum_transfer.backbones.compare_backbones import add_records
     from momentum_transfer.backbones.read import load_backbone
     from momentum_transfer.core.devices import choose_device
     from momentum_transfer.core.records import make_record
     from momentum_transfer.lowshot import inputs
+    from momentum_transfer.lowshot.identity import settings_hash
     from momentum_transfer.pretrain.resume import load_embedding
 
     source = load_backbone(args.weights, network=args.network, architecture=args.arch)
     network = load_embedding(args.weights, source.network)
-    images = inputs.Images(cfg)
+    if (own := own_input(source.architecture)) is not None:
+        cfg = with_values(cfg, {"INPUT.IMAGE_SIZE": own.size})
+    images = inputs.Images(cfg, own=own)
     count = min(args.views, len(images.train))
     for n in args.n:
         check_sizes(count, n, args.other_sets)
@@ -65,6 +69,7 @@ def main(args: argparse.Namespace) -> None:
         "network": source.network,
         "protocol": f"{output}/{args.other_sets} companions",
         "dataset": inputs.title(cfg, count, len(images.train.classes)),
+        "config": settings_hash(cfg),
         "images": count,
         "seconds": round(seconds, 1),
     }

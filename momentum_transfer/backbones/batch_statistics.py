@@ -130,7 +130,7 @@ def _blended_statistics(network: nn.Module, batch: int, alpha: float) -> Iterato
             del layer.__dict__["forward"]
 
 
-def _blended(layer: _BatchNorm, batch: int, alpha: float) -> Callable[[Tensor], Tensor]:
+def _blended(layer: Any, batch: int, alpha: float) -> Callable[[Tensor], Tensor]:
     def forward(input: Tensor) -> Tensor:
         assert layer.running_mean is not None
         assert layer.running_var is not None
@@ -143,7 +143,8 @@ def _blended(layer: _BatchNorm, batch: int, alpha: float) -> Callable[[Tensor], 
             output = output * layer.weight.view(1, 1, -1, 1)
         if layer.bias is not None:
             output = output + layer.bias.view(1, 1, -1, 1)
-        return output.reshape(input.shape)
+        output = output.reshape(input.shape)
+        return layer.act(layer.drop(output)) if hasattr(layer, "act") else output  # timm's BatchNormAct2d
 
     return forward
 

@@ -260,7 +260,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
 def add_records(file: Path, lines: list[dict[str, Any]]) -> int:
     """Append what ``file`` does not hold yet; the number of new records."""
     identity = ("task", "metric", "checkpoint", "network", "protocol", "dataset", "seed", "images", "image_size",
-                "batch_size", "reference")  # fmt: skip
+                "batch_size", "reference", "config")  # fmt: skip
     known = results.read(file)[0] if file.is_file() else []
     held = [{key: record.get(key) for key in identity} for record in known]
     new = [line for line in lines if {key: line.get(key) for key in identity} not in held]

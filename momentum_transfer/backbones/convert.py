@@ -175,10 +175,11 @@ def backbone_state(backbone: Backbone) -> dict[str, Tensor]:
 
     Under Momentum BN, running_mean and running_var are the final history: the paper dumps the teacher with it.
     """
+    training = {name for name, _ in backbone.named_buffers() if name.rpartition(".")[2] in _PAIR_BUFFERS}
     return {
         name: tensor.detach().cpu().clone().contiguous()
         for name, tensor in backbone.state_dict().items()
-        if name.rpartition(".")[2] not in _PAIR_BUFFERS
+        if name not in training
     }
 
 

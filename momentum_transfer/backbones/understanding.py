@@ -61,6 +61,8 @@ class Understood(Converted):
 #: Names of torchvision's ResNets, tried before the tables of timm's networks, and those that rule them out.
 _TORCHVISION = re.compile(r"(conv1|bn1|layer[1-4])\.")
 _OTHERS = re.compile(r"(blocks|layers|stages)\.|class_embedding$")
+#: timm's names of torchvision's ResNets; others have tensors of the same shapes and compute something else.
+_PLAIN = re.compile(r"(tv_|gluon_)?resnet(18|34|50|101|152)(_v1b)?(\.\w+)?")
 #: Layouts of ResNets alone: a name there -> torchvision's.
 _RESNETS: Mapping[str, Callable[[str], str]] = {
     "numbered": resnet.from_numbered, "detectron2": resnet.from_detectron2, "torchvision": str,
@@ -80,9 +82,15 @@ def understand(rule: Family, inside: Mapping[str, Entry], hints: Hints) -> Under
     if layout in ("torchvision", "transformers-resnet") and not isinstance(hints.asked, TimmArchitecture):
         understood = _resnet(converted, hints)
         fits = understood.architecture is not None and _fits(_shapes(converted), understood.architecture)
-        if fits or hints.known is None or not _fits(_shapes(converted), hints.known):
+        known = hints.known if hints.known is not None and _fits(_shapes(converted), hints.known) else None
+        if known is None or (fits and _is_plain(known)):
             return understood
     return _timm(layout, rule, converted, tensors, hints)
+
+
+def _is_plain(known: TimmArchitecture) -> bool:
+    """Whether it is torchvision's ResNet; dropping in training makes no other network."""
+    return bool(_PLAIN.fullmatch(known.name)) and all(key.startswith("drop") for key, _ in known.options)
 
 
 def _renamed(tensors: Mapping[str, Tensor], layout: str) -> Converted:
@@ -267,10 +275,12 @@ def detectors_network(file: Path) -> TimmArchitecture | None:
 
 def clues_of(layout: str, family: str, classifier: bool, shapes: Shapes, config: Mapping[str, Any]) -> Clues:
     """What layout, family and config say of a network; a config of another width belongs to another file."""
-    config = config["vision_config"] if isinstance(config.get("vision_config"), dict) else config
+    nested = isinstance(config.get("vision_config"), dict)
+    config = config["vision_config"] if nested else config
     eps, final_eps, activation = _DEFAULTS.get(layout, (None, None, ""))
     first, sizes = shapes.get("patch_embed.proj.weight") or shapes.get("stem.0.weight"), config.get("hidden_sizes")
     width = config.get("embed_dim") or config.get("hidden_size") or (sizes[0] if isinstance(sizes, list) else None)
+    width = width or (768 if nested else None)  # CLIP's and SigLIP's own, which transformers leaves out
     if not layout.startswith("transformers") or first is None or width != first[0]:
         return Clues(layout, family, classifier, eps=eps, final_eps=final_eps, activation=activation)
     stated = _number(config, "layer_norm_eps")

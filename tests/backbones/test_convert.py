@@ -13,6 +13,8 @@ import torch
 import torchvision
 
 from momentum_transfer.backbones import convert, read
+from momentum_transfer.backbones.build import build_backbone, expected_shapes, parse_architecture
+from momentum_transfer.backbones.convert import backbone_state
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_resnet, from_detectron2
 from momentum_transfer.core.errors import InputError
@@ -334,3 +336,10 @@ def test_coverage_in_detectron2_models_is_complete(config, prefixes, tmp_path):
     assert len(resnet) == len(source.state)
     # nothing else may have matched by its suffix
     assert given - resnet <= {name for name in given if name in ("pixel_mean", "pixel_std")}
+
+
+def test_a_learned_tensor_is_exported_whatever_its_name():
+    pytest.importorskip("timm")
+    exported = backbone_state(build_backbone("timm:resmlp_12_224"))
+    assert {name for name in exported if name.endswith("alpha")}
+    assert set(exported) == set(expected_shapes(parse_architecture("timm:resmlp_12_224")))

@@ -113,3 +113,11 @@ def test_a_normalisation_is_three_means_and_three_deviations_from_0_to_1(details
 def test_timms_config_names_its_network_with_the_tag_that_timm_knows(config, name):
     found = timm_architecture_in(config)
     assert (None if found is None else str(found)) == name
+
+
+def test_a_nested_config_without_the_width_that_is_transformers_own_counts():
+    shapes = {"patch_embed.proj.weight": (768, 3, 32, 32)}
+    config = {"model_type": "clip", "vision_config": {"hidden_act": "gelu"}}
+    assert clues_of("transformers-clip", "transformers", False, shapes, config).activation == "gelu"
+    other = {"patch_embed.proj.weight": (512, 3, 32, 32)}
+    assert clues_of("transformers-clip", "transformers", False, other, config).activation == "quick_gelu"

@@ -8,7 +8,12 @@ import torch
 from torch import nn
 from torch.nn.functional import cosine_similarity
 
-from momentum_transfer.backbones.batch_statistics import distances, replace_batch_norm, statistics_noise
+from momentum_transfer.backbones.batch_statistics import (
+    _blended_statistics,
+    distances,
+    replace_batch_norm,
+    statistics_noise,
+)
 from momentum_transfer.backbones.norms import Norm, set_alpha
 from momentum_transfer.backbones.norms.momentum_batch_norm import pair_norms
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
@@ -109,3 +114,12 @@ def test_a_replaced_norm_of_timms_keeps_its_activation_and_one_without_parameter
     network, x = nn.Sequential(layers.BatchNormAct2d(4)), torch.randn(2, 4, 3, 3)
     replace_batch_norm(network, lambda channels: nn.Identity())
     assert torch.equal(network(x), x.relu())
+
+
+def test_timms_batch_norm_keeps_its_activation():
+    layers = pytest.importorskip("timm.layers")
+    torch.manual_seed(0)
+    network, x = nn.Sequential(layers.BatchNormAct2d(4)).eval(), torch.randn(4, 4, 3, 3)
+    expected = network(x)
+    with _blended_statistics(network, 2, 0.0):
+        torch.testing.assert_close(network(x), expected)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from momentum_transfer.backbones.build import parse_architecture
 from momentum_transfer.backbones.containers import Entry
 from momentum_transfer.backbones.families import BY_NAME
 from momentum_transfer.backbones.resnet import Architecture, build_resnet, to_detectron2
@@ -87,6 +88,15 @@ def test_timms_own_resnet_counts_where_a_config_names_it_and_torchvisions_does_n
     assert understood(STATE, hints=Hints(known=known)).architecture == RESNET
     plain = build_resnet(Architecture("resnet18")).state_dict()
     assert understood(plain, hints=Hints(known=TimmArchitecture("resnet18"))).architecture == Architecture("resnet18")
+
+
+@pytest.mark.parametrize("name", ["resnetblur18", "resnet18?act_layer=silu"])
+def test_a_resnet_that_computes_something_else_with_the_same_shapes_is_what_its_config_names(name):
+    known = parse_architecture(f"timm:{name}")
+    state = timm.create_model(known.name, num_classes=0, **dict(known.options)).state_dict()
+    assert understood(state, hints=Hints(known=known)).architecture == known
+    plain = TimmArchitecture("resnet18", (("drop_path_rate", 0.1),))
+    assert understood(state, hints=Hints(known=plain)).architecture == Architecture("resnet18")
 
 
 def test_a_vit_with_a_convolution_of_torchvisions_name_is_no_resnet():
