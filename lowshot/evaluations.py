@@ -20,6 +20,7 @@ from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import sha256_of_text
 from momentum_transfer.core.neighbours import search
+from momentum_transfer.images.content import fingerprint
 from momentum_transfer.lowshot import diagnostics, inputs, knn, presets
 from momentum_transfer.lowshot.classifier import Setup
 from momentum_transfer.lowshot.features.extract import StageFeatures, compute
@@ -125,12 +126,14 @@ def _check_batch(name: str, batch: int, images: int, processes: int) -> None:
         )
 
 
-def _run_folder(cfg: CfgNode, source: SourceBackbone | None, task: str, trial: int, rows: np.ndarray) -> Path:
-    """Where one trial's checkpoints are; other weights, settings or labelled ``rows`` give another folder."""
+def _run_folder(
+    cfg: CfgNode, source: SourceBackbone | None, task: str, trial: int, rows: np.ndarray, images: dict[str, str]
+) -> Path:
+    """Where one trial's checkpoints are; other weights, settings, training ``images`` or labelled ``rows``: another."""
     weights = f"{source.sha256} {source.network}" if source else inputs.SCRATCH
     if about := about_network(inputs.architecture_of(cfg, source)):
         weights += f" {sorted(about.items())}"
-    key = sha256_of_text(f"{weights} {settings_hash(cfg)} {rows.tolist()}")[:12]
+    key = sha256_of_text(f"{weights} {settings_hash(cfg)} {rows.tolist()} {sorted(images.items())}")[:12]
     return Path(cfg.OUTPUT_DIR) / "trials" / f"{task.replace('/', '_').replace('%', '')}_{key}_{trial}"
 
 
@@ -165,12 +168,13 @@ def _trials(
     node, task = cfg[name], name.lower() + percent(cfg[name].FRACTION)
     test_set = label_hash(np.asarray(data.test.labels))
     batch = node.BATCH_SIZE or preset_batch
+    images = fingerprint(data.train)
     for index in range(node.TRIALS):
         seed = cfg.SEED + index
         rows = data.labelled_rows(node.FRACTION, node.SPLIT_FILE, seed)
         if name != "FIXMATCH":  # where labelled images repeat many times among the unlabelled ones, as published
             _check_batch(f"{name}.BATCH_SIZE", batch, len(rows), distributed.world_size())
-        folder = _run_folder(cfg, source, task, index, rows)
+        folder = _run_folder(cfg, source, task, index, rows, images)
         if wanted(task, protocol, index):
             yield _Trial(task, protocol, index, Setup(rows, batch, seed, folder, choose_device()), test_set)
 

@@ -67,7 +67,7 @@ def run(cfg: CfgNode, request: Request) -> list[Score]:
         alone = request.command in ON_FEATURES  # on features that all processes have computed, rank 0 works alone
         if alone and not distributed.is_main():
             return []
-        identity = {"sha256": subject.checkpoint["sha256"], "config": subject.config}
+        identity = {"sha256": subject.checkpoint["sha256"], "config": subject.config, "data": subject.data}
         identity["start_network" if request.command in evaluations.SCORES_OWN_NETWORKS else "network"] = subject.network
 
         def wanted(task: str, protocol: str, trial: int) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 
 from momentum_transfer.core import distributed
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import atomic_path, sha256_of, sha256_of_text, write_text
+from momentum_transfer.core.files import atomic_path, lock, sha256_of, sha256_of_text, write_text
 from momentum_transfer.core.log import say
 from momentum_transfer.core.neighbours import chunks
 from momentum_transfer.core.untrusted import read_json
@@ -82,9 +82,7 @@ class Entry:
             if distributed.is_main():
                 self.folder.parent.mkdir(parents=True, exist_ok=True)
                 stream = held.enter_context(open(self.folder.with_suffix(".lock"), "w"))
-                try:
-                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if lock(stream.fileno()) is False:
                     say(f"waiting for another process that computes the features in {self.folder}")
                     fcntl.flock(stream, fcntl.LOCK_EX)
             distributed.barrier()

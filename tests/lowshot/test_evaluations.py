@@ -99,21 +99,22 @@ def test_diagnostics_know_two_views_of_the_images():
     assert list(evaluate_diagnostics(config(), test, test, lambda *_: False)) == []
 
 
-def test_other_weights_settings_rows_and_trials_have_folders_of_their_own(tmp_path):
+def test_other_weights_settings_images_rows_and_trials_have_folders_of_their_own(tmp_path):
     cfg = config("OUTPUT_DIR", str(tmp_path))
     rows = np.arange(4)
-    first = evaluations._run_folder(cfg, None, "linear/1%", 0, rows)
-    assert first == evaluations._run_folder(cfg, None, "linear/1%", 0, np.arange(4))
+    first = evaluations._run_folder(cfg, None, "linear/1%", 0, rows, {})
+    assert first == evaluations._run_folder(cfg, None, "linear/1%", 0, np.arange(4), {})
     assert first.parent == tmp_path / "trials"
     assert first.name.startswith("linear_1_")
     assert first.name.endswith("_0")
     others = [
-        evaluations._run_folder(cfg, None, "linear/1%", 1, rows),
-        evaluations._run_folder(cfg, None, "linear/10%", 0, rows),
-        evaluations._run_folder(cfg, None, "linear/1%", 0, rows + 1),
-        evaluations._run_folder(config("OUTPUT_DIR", str(tmp_path), "SEED", 5), None, "linear/1%", 0, rows),
+        evaluations._run_folder(cfg, None, "linear/1%", 1, rows, {}),
+        evaluations._run_folder(cfg, None, "linear/10%", 0, rows, {}),
+        evaluations._run_folder(cfg, None, "linear/1%", 0, rows + 1, {}),
+        evaluations._run_folder(config("OUTPUT_DIR", str(tmp_path), "SEED", 5), None, "linear/1%", 0, rows, {}),
+        evaluations._run_folder(cfg, None, "linear/1%", 0, rows, {"labels": "corrected"}),
     ]
-    assert len({first, *others}) == 5
+    assert len({first, *others}) == 6
 
 
 def test_what_a_config_changes_of_fixmatchs_preset_is_part_of_the_protocol():
