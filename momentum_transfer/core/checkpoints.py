@@ -41,12 +41,17 @@ class CheckpointFolder:
         with atomic_path(path) as temporary:
             write_archive(temporary, state)
         write_text(self.folder / self.pointer, path.name + "\n")
-        files = sorted(self.folder.glob(f"step_*{self.suffix}"), key=lambda file: (len(file.name), file.name))
+        files = sorted(self._steps().values(), key=lambda file: (len(file.name), file.name))
         newest = files.index(path)
         # Later steps belong to a run that was given up by pointing ``last`` to an earlier file.
         for old in [*files[: max(newest + 1 - self.keep, 0)], *files[newest + 1 :]]:
             old.unlink(missing_ok=True)
         return path
+
+    def _steps(self) -> dict[int, Path]:
+        """The checkpoints by step; not what else the user put beside them."""
+        files = self.folder.glob(f"step_*{self.suffix}")
+        return {int(found[1]): file for file in files if (found := re.fullmatch(r"step_(\d{1,18})\.\w+", file.name))}
 
     def last(self) -> Path | None:
         """The newest whole checkpoint, or None.
@@ -56,10 +61,7 @@ class CheckpointFolder:
         """
         pointer = self.folder / self.pointer
         if not pointer.is_file():
-            files = self.folder.glob(f"step_*{self.suffix}")
-            steps = {
-                int(found[1]): file for file in files if (found := re.fullmatch(r"step_(\d{1,18})\.\w+", file.name))
-            }
+            steps = self._steps()
             if not steps:
                 return None
             newest = steps[max(steps)]

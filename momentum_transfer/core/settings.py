@@ -254,7 +254,10 @@ def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
         raise InputError(f"unknown config key {key} ({where}); the nearest known key is {near[0]}")
     if isinstance(node[last], CfgNode):
         raise InputError(f"{key} ({where}) is a section, not a setting; set one of its keys: {', '.join(node[last])}")
-    node[last] = _coerce(key, _decoded(key, value, where), node[last], where)
+    decoded = _decoded(key, value, where)
+    if isinstance(node[last], str) and isinstance(value, str) and type(decoded) in (int, float):
+        decoded = value  # a name such as 2026_01 or 1.50, as it is written
+    node[last] = _coerce(key, decoded, node[last], where)
 
 
 def _decoded(key: str, value: Any, where: str) -> Any:
@@ -274,7 +277,7 @@ def _coerce(key: str, value: Any, default: Any, where: str) -> Any:
         except OverflowError as error:
             raise InputError(f"expected {key} ({where}) below 1.8e308, found {shown(value)}") from error
     if isinstance(default, str) and type(value) in (int, float):
-        return str(value)  # a name such as "10" on the command line
+        return str(value)  # a name such as 10 in YAML
     if isinstance(default, (list, tuple)) and isinstance(value, (list, tuple)):
         return type(default)(value)
     if isinstance(default, bool) and value in ("true", "false"):

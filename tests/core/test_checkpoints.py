@@ -174,3 +174,13 @@ def test_a_pointer_to_anything_else_than_a_file_beside_it_is_refused(name, tmp_p
     (tmp_path / "last").write_text(name)
     with pytest.raises(InputError, match=r"to name a checkpoint beside it, found .*; delete it"):
         folder.last()
+
+
+def test_a_copy_that_the_user_made_stays(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    mine = tmp_path / "step_0000001_best.pt"
+    mine.write_bytes(folder.save(1, state(1)).read_bytes())
+    for step in (2, 3, 4):
+        folder.save(step, state(step))
+    assert mine.is_file()
+    assert folder.last().name == "step_0000004.pt"

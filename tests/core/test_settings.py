@@ -196,6 +196,11 @@ def test_missing_file_is_named(defaults, tmp_path):
         load_config(defaults, tmp_path / "none.yaml")
 
 
+def test_a_name_that_python_reads_as_a_number_stays_as_it_is_written(defaults):
+    for text in ("2026_01", "1.50", "(1)", "12e4567", "10"):
+        assert text == load_config(get_cfg(), None, ["OUTPUT_DIR", text]).OUTPUT_DIR
+
+
 def test_a_whole_number_beyond_floats_is_refused(defaults):
     with pytest.raises(InputError, match=r"expected SOLVER\.BASE_LR \(command line\) below 1\.8e308, found 1000"):
         load_config(defaults, None, ["SOLVER.BASE_LR", "1" + "0" * 400])
