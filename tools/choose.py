@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> None:
             run.keep_question(question)
         if sample is not None:
             rank = partial(screening.screen, found, sample, args.image_size, args.measure, args.seed)
-            screen = rank() if alone_screen else run.kept_screen(question, rank)
+            screen = rank() if alone_screen else run.kept_screen(question, rank, args.measure)
             table(f"{question.title}: ranked by {screen.measure}", *screen.table())
             left_out += screen.left_out
         if not alone_screen:

@@ -246,12 +246,12 @@ def _sbatch_options(args: argparse.Namespace, on: str) -> dict[str, str]:
 
 def _show_seeds(args: argparse.Namespace) -> None:
     """Print how many seeds find a difference of --detect points in 80 % of cases, where scores spread by --sigma."""
-    from momentum_transfer.verdicts.power import detectable, trials_needed
+    from momentum_transfer.verdicts.power import MOST_TRIALS, detectable, trials_needed
 
     asked = {"--plan": args.plan or None, "--detect": args.detect, "--sigma": args.sigma}
     if missing := [name for name, value in asked.items() if value is None]:
         raise InputError(f"expected --plan with --detect POINTS and --sigma POINTS, found no {missing[0]}; add it")
-    needed = [trials_needed(args.detect, args.sigma, paired) or "more than 100000" for paired in (False, True)]
+    needed = [trials_needed(args.detect, args.sigma, paired) or f"more than {MOST_TRIALS}" for paired in (False, True)]
     say(f"to show a difference of {args.detect:g} points in 80 % of cases (two-sided 5 %) where scores spread by "
         f"{args.sigma:g} over seeds: {needed[0]} seeds of each checkpoint, compared by Welch's t; or {needed[1]} "
         f"shared trials, where differences trial by trial spread by {args.sigma:g}")  # fmt: skip

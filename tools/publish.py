@@ -9,6 +9,7 @@ and the weights as backbone.safetensors. Nothing leaves this machine without --p
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 if not __package__:  # python tools/NAME.py
@@ -29,7 +30,8 @@ def main(args: argparse.Namespace) -> None:
 
     records, problems = read_records(args.results)
     check_settings_agree(records)
-    results = aggregate(by_draw(records))
+    published = aggregate(records).records  # as they are, where scores are over draws
+    results = replace(aggregate(by_draw(records)), records=published)
     repository = target(args.push) if args.push else None
     source = load_backbone(args.weights) if args.weights else None
     name = _chosen(args.checkpoint, source.name if source else "", results.checkpoints)
@@ -41,7 +43,7 @@ def main(args: argparse.Namespace) -> None:
     out = Path(args.out)
     written = write_folder(out, name, results, scores, datasets=datasets, license=args.license, weights=source,
                            files=[Path(file) for file in args.add])  # fmt: skip
-    for problem in problems:
+    for problem in (*problems, *results.notices):
         warn(problem)
     left = sorted({measure.dataset for measure, _ in scores} - set(datasets))
     if left:

@@ -166,7 +166,7 @@ def aggregate(records: Sequence[Record], baseline: str = "") -> Results:
     cells: dict[Measure, dict[str, Cell]] = {}
     for measure, columns in groups.items():
         for label, trials in columns.items():
-            newest = {trial: max(same, key=time_of) for trial, same in sorted(trials.items())}
+            newest = {trial: max(reversed(same), key=time_of) for trial, same in sorted(trials.items())}
             values = {trial: _finite(record["value"]) for trial, record in newest.items()}
             configs = {str(record.get("config") or "") for record in newest.values()} - {""}
             if len(configs) > 1:

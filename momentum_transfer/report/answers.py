@@ -15,7 +15,7 @@ import numpy as np
 from momentum_transfer.report import tables
 from momentum_transfer.report.aggregate import Measure, Results
 from momentum_transfer.report.differences import Comparisons
-from momentum_transfer.report.summary import mean_ranks, ranking
+from momentum_transfer.report.summary import mean_ranks, mixed, ranking
 from momentum_transfer.report.tables import CellView, RowView, TableView
 from momentum_transfer.verdicts.corrections import BETTER, NOT_COMPARED, NOT_SIGNIFICANT, ONE_TRIAL, WORSE, points
 from momentum_transfer.verdicts.ranking import FEWEST_CHECKPOINTS, Agreement, agreement
@@ -107,7 +107,8 @@ def _best(results: Results) -> list[str]:
         return []
     best = min(ranks, key=lambda name: ranks[name][0])
     rank, measures = ranks[best]
-    sentence = f"Best mean rank: {best} ({rank:.1f} of {len(results.checkpoints)}, over {measures} measures)"
+    said = mixed(results, [one for one in results.headlines() if best in results.cells[one]])
+    sentence = f"Best mean rank: {best} ({rank:.1f} of {len(results.checkpoints)}, over {measures} measures{said})"
     if (found := ranking(results)) is None:
         return [f"{sentence}."]
     differ = "differ" if found.p <= 0.05 else "do not differ significantly"

@@ -148,13 +148,17 @@ def _body(name: str, results: Results, scores: Sequence[Scored]) -> str:
     head = ["task", "metric", "dataset", "protocol", name, *baselines]
     lines = [f"# {escape(name)}", "", "Scores in percent, mean ± standard deviation over trials (their number).", "",
              markdown_row(head), markdown_row(["---"] * len(head))]  # fmt: skip
-    for measure, cell in scores:
-        beside = [results.cells[measure].get(other) for other in baselines]
+    for measure, _ in scores:
+        unlike = results.unlike.get(measure, ())
+        numbers = [
+            ("≠ " if one in unlike else "") + _number(results.cells[measure].get(one)) for one in (name, *baselines)
+        ]
         lines.append(markdown_row([measure.task, measure.metric, measure.dataset, measure.protocol or measure.engine,
-                           *(_number(one) for one in (cell, *beside))]))  # fmt: skip
+                                   *numbers]))  # fmt: skip
     facts = next(block.facts for block in provenance(results) if block.name == name)
     lines += ["", "## Where the numbers come from", ""]
     lines += [f"- {heading}: {escape(', '.join(values))}" for heading, values in facts]
+    lines += [f"- Notice: {escape(notice)}" for notice in results.notices]
     lines += ["", f"`{_RECORDS}` holds every record, one JSON object a line. {_SIGNATURE}", ""]
     return "\n".join(lines)
 

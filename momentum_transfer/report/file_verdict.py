@@ -357,7 +357,7 @@ def _rows(comparisons: Comparisons, labels: Mapping[Measure, str]) -> list[Row]:
     rows = []
     for (measure, name, _), said in comparisons.verdicts(family).items():
         change, cells = comparisons.of(measure, name, base), comparisons.results.cells[measure]
-        if change is not None and not change.items and cells[name].items and cells[base].items:
+        if comparisons.notices and change is not None and not change.items and cells[name].items and cells[base].items:
             raise InputError("; ".join(comparisons.notices))
         rows.append(Row(labels[measure], name, cells[base].mean, cells[name].mean, change, *said))
     return rows

@@ -124,9 +124,10 @@ def _cost_table(name: str, found: Sequence[Standing]) -> TableView:
 def _cost_row(name: str, group: Sequence[Standing]) -> RowView:
     planned, used = sum(one.planned.gpu_hours for one in group), sum(one.gpu_hours for one in group)
     ended = [one for one in group if one.state == "done"]
-    # Like with like: the ratio is of tasks that are done.
-    ended_planned = sum(one.planned.gpu_hours for one in ended)
-    ratio = sum(one.gpu_hours for one in ended) / ended_planned if ended_planned else math.nan
+    # Like with like: the ratio is of tasks that are done, and whose hours were known.
+    known = [one for one in ended if one.planned.gpu_hours]
+    ended_planned = sum(one.planned.gpu_hours for one in known)
+    ratio = sum(one.gpu_hours for one in known) / ended_planned if ended_planned else math.nan
     cells = (
         f"{len(ended)} of {len(group)}",
         f"{planned:.2f}" if planned else "",

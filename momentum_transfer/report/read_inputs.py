@@ -71,6 +71,8 @@ def read_methods(arguments: Sequence[str]) -> dict[str, list[str]]:
         checkpoints = [weights_name(part) for part in listed.split(",") if part]
         if not name or len(checkpoints) < 2:
             raise InputError(f"expected --method NAME=CKPT,CKPT with two or more pretrainings, found {argument!r}")
+        if name in methods:
+            raise InputError(f"expected each --method once, found {name} twice")
         methods[name] = checkpoints
     every = [checkpoint for checkpoints in methods.values() for checkpoint in checkpoints]
     if twice := next((each for each in every if every.count(each) > 1), None):
@@ -97,6 +99,8 @@ def merge_methods(records: Sequence[Record], methods: Mapping[str, Sequence[str]
         group = groups[same]
         trial = trial_of(record)
         group[trial] = max(record, group.get(trial, record), key=time_of)
+    if taken := {checkpoint_of(record) for record in others} & methods.keys():
+        raise InputError(f"expected --method of another name than checkpoints have, found {min(taken)}; rename it")
     found = {place for place, *_ in groups}
     if missing := [checkpoint for checkpoint, place in places.items() if place not in found]:
         raise InputError(f"expected records of {missing[0]}, which --method names, found none; evaluate it first")

@@ -1,6 +1,7 @@
 """The tables of all tasks together: the summary, mean ranks and improvement, and the evidence behind every verdict."""
 
 import itertools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from momentum_transfer.report.aggregate import Measure, Results
 from momentum_transfer.report.differences import RULE, Comparisons
 from momentum_transfer.report.tables import CellView, RowView, TableView, number
 from momentum_transfer.verdicts.comparison import Comparison
+from momentum_transfer.verdicts.power import MOST_TRIALS, POWER, power_of
 from momentum_transfer.verdicts.ranking import (
     Ranking,
     friedman,
@@ -133,7 +135,9 @@ def overall_table(results: Results, colours: dict[str, int]) -> TableView | None
         rows.append(RowView(name, "ours", tuple(cells), colour=colours[name]))
     columns = ("mean rank",) * bool(found) + ("interquartile mean, %",)
     columns += (f"chance to beat {base}, %",) * (base is not None)
-    caption = f"Over the {len(measures)} headline measures that all {len(names)} checkpoints have."
+    caption = (
+        f"Over the {len(measures)} headline measures that all {len(names)} checkpoints have{mixed(results, measures)}."
+    )
     if found:
         caption += (
             f" Mean ranks (1 is best) closer than {found.critical_difference:.2f} do not differ significantly "
@@ -151,6 +155,12 @@ def overall_table(results: Results, colours: dict[str, int]) -> TableView | None
 def _complete(results: Results) -> list[Measure]:
     """The headline measures that all checkpoints have."""
     return [one for one in results.headlines() if all(name in results.cells[one] for name in results.checkpoints)]
+
+
+def mixed(results: Results, measures: Sequence[Measure]) -> str:
+    """What to add to a sentence over measures of which some checkpoints have other settings; "" where none has."""
+    count = sum(measure in results.unlike for measure in measures)
+    return f", {count} of them with other settings for some (≠)" if count else ""
 
 
 _EVIDENCE = (
@@ -192,7 +202,8 @@ def _evidence(change: Comparison | None, word: str) -> tuple[str, ...]:
     p += "" if change.exact_p is None else f" (sign flips {change.exact_p:.2g})"
     needed = "–" if change.needed is None else str(change.needed)
     if change.needed is None and min(change.n) > 1 and change.value:
-        needed = "none: the test images alone hide it"
+        hidden = change.floor and power_of(change.value, change.floor, math.inf) < POWER
+        needed = "none: the test images alone hide it" if hidden else f"more than {MOST_TRIALS}"
     return (
         word,
         trials,

@@ -12,10 +12,10 @@ from scipy import optimize, stats
 
 from momentum_transfer.core.errors import InputError
 
-_ALPHA, _POWER = 0.05, 0.8
+_ALPHA, POWER = 0.05, 0.8
 
 #: More trials than these nobody runs; the answer is then None.
-_MOST_TRIALS = 1 << 16
+MOST_TRIALS = 1 << 16
 
 #: Gauss-Legendre nodes of (−1, 1), of the quantiles at which a χ² is taken, and their weights.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)
@@ -41,9 +41,9 @@ def detectable(se: float, df: float) -> float:
     if se == 0:
         return 0.0
     high = float(stats.t.ppf(1 - _ALPHA / 2, df)) + 1.0
-    while power_of(high, 1.0, df) < _POWER:
+    while power_of(high, 1.0, df) < POWER:
         high *= 2
-    return se * float(optimize.brentq(lambda shift: power_of(shift, 1.0, df) - _POWER, 0.0, high, xtol=1e-10))
+    return se * float(optimize.brentq(lambda shift: power_of(shift, 1.0, df) - POWER, 0.0, high, xtol=1e-10))
 
 
 def detectable_by_mcnemar(items: int, discordant: int) -> float | None:
@@ -65,9 +65,9 @@ def detectable_by_mcnemar(items: int, discordant: int) -> float | None:
         refused = stats.binom.cdf(tail, numbers, first) + stats.binom.sf(numbers - tail - 1, numbers, first)
         return float(stats.binom.pmf(numbers, items, fraction) @ refused)
 
-    if not items or power(1.0) < _POWER:
+    if not items or power(1.0) < POWER:
         return None
-    return 100 * float(optimize.brentq(lambda difference: power(difference) - _POWER, 1e-9, 1.0, xtol=1e-10))
+    return 100 * float(optimize.brentq(lambda difference: power(difference) - POWER, 1e-9, 1.0, xtol=1e-10))
 
 
 def trials_needed(difference: float, std: float, paired: bool, floor: float = 0.0) -> int | None:
@@ -89,7 +89,7 @@ def trials_needed(difference: float, std: float, paired: bool, floor: float = 0.
         total = variance + floor**2  # floor: known well, infinitely many degrees of freedom
         df = own * (total / variance) ** 2 if variance > 0 else math.inf
         # as a verdict: by trials and items, and by trials alone
-        return min(power_of(difference, math.sqrt(v), df) for v, df in ((total, df), (variance, own))) >= _POWER
+        return min(power_of(difference, math.sqrt(v), df) for v, df in ((total, df), (variance, own))) >= POWER
 
-    n = bisect.bisect_left(range(_MOST_TRIALS + 1), True, lo=2, key=enough)
-    return n if n <= _MOST_TRIALS else None
+    n = bisect.bisect_left(range(MOST_TRIALS + 1), True, lo=2, key=enough)
+    return n if n <= MOST_TRIALS else None

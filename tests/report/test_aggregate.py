@@ -231,3 +231,10 @@ def test_mean_ranks_share_ties_and_skip_measures_of_one():
     records += [record(n, v, task="knn/k=20") for n, v in (("a", 1.0), ("b", 2.0))]
     records += [record("c", 9.0, task="retrieval", metric="mAP")]
     assert mean_ranks(aggregate(records)) == {"a": (1.75, 2), "b": (1.25, 2), "c": (3.0, 1)}
+
+
+def test_of_duplicates_without_a_time_the_later_counts():
+    lines = [record("a", 60.0), record("a", 50.0)]
+    for line in lines:
+        line.pop("time")
+    assert aggregate(lines).cells[SVM4]["a"].mean == 50.0

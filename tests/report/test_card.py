@@ -176,3 +176,21 @@ def test_a_folder_with_a_readme_of_its_own_or_with_what_is_published_is_left_alo
     for _ in range(2):  # a card of before gives way to the new one
         ended = run_tool("publish", results, "--weights", weights.parent, "--out", tmp_path / "card")
         assert ended.returncode == 0, ended.stderr
+
+
+def test_every_few_shot_record_is_published_as_it_is_and_cautions_stand_in_the_card(weights, tmp_path):
+    path, sha256 = tmp_path / "draws.jsonl", sha256_of(weights)
+    more = {"overlap": 12, "shots": 5}
+    lines = [record("momentum2_digits", "coco/bbox/novel", "AP", 10.0 + t, trial=t, seed=40 + t, draw=t // 2, **more)
+             for t in range(4)]  # fmt: skip
+    for line in lines:
+        line["checkpoint"]["sha256"] = sha256
+    records_file.append(path, lines)
+    ended = run_tool("publish", path, "--weights", weights.parent, "--out", tmp_path / "card")
+    assert ended.returncode == 0, ended.stderr
+    published = [json.loads(line) for line in (tmp_path / "card/results.jsonl").read_text().splitlines()]
+    assert [(one["trial"], one["seed"], one["value"]) for one in published] == [(t, 40 + t, 10.0 + t) for t in range(4)]
+    text = (tmp_path / "card/README.md").read_text()
+    assert "11.50 ± 1.41 (2)" in text  # over the draws
+    assert "12" in ended.stderr
+    assert "- Notice: " in text

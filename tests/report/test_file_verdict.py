@@ -553,3 +553,18 @@ def test_a_sentence_is_on_a_measure_that_has_a_verdict(tmp_path: Path):
     assert [(row.measure.split()[0], row.p is None) for row in found.rows] == [("coco/bbox", True), ("svm/k=4", False)]
     assert "in svm/k=4 top1: +" in found.sentences[0]
     assert "one trial: no verdict on 1" in found.sentences[0]
+
+
+def test_trials_of_which_some_kept_outcomes_are_compared_by_trials(tmp_path: Path):
+    files = []
+    for name, chance in (("a", 0.7), ("b", 0.8)):
+        rows = []
+        for trial in range(3):
+            found = hits(trial, chance)
+            kept = records_file.write_items(tmp_path / name, f"{name}{trial}", PerItem("set", {"top1": found}))
+            more = {"items": kept} if trial else {}
+            rows.append(record(name, "knn", "top1", 100 * found.mean(), trial=trial, **more))
+        files.append(tmp_path / name / "results.jsonl")
+        records_file.append(files[-1], rows)
+    (row,) = mt.verdict(*files).rows
+    assert (row.change.n, row.change.items) == ((3, 3), 0)

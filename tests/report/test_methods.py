@@ -38,6 +38,8 @@ def test_each_pretraining_is_a_trial_and_welch_judges_the_methods(results):
         (["a=a0"], "two or more pretrainings, found 'a=a0'"),
         (["a=a0,a1", "b=a1,a2"], "found a1 more often"),
         (["a=a0,a9"], "expected records of a9, which --method names"),
+        (["a=a0,a1", "a=a2,random0"], "each --method once, found a twice"),
+        (["a2=a0,a1"], "another name than checkpoints have, found a2"),
     ],
 )
 def test_methods_that_cannot_be_are_refused(results, words, message):

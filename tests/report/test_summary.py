@@ -5,6 +5,7 @@ import pytest
 
 from momentum_transfer.report.aggregate import aggregate
 from momentum_transfer.report.differences import Comparisons
+from momentum_transfer.report.page import build
 from momentum_transfer.report.summary import _evidence, evidence_tables, overall_table, ranking, summary_table
 from momentum_transfer.verdicts.comparison import Comparison, compare
 from momentum_transfer.verdicts.ranking import friedman, interquartile_mean, probability_of_improvement
@@ -140,3 +141,20 @@ def test_mean_ranks_stand_below_the_measures_and_what_rows_have_in_common_in_the
     assert notes["svm/k=8 top1"] == "other"
     assert notes["k-nearest neighbours"] == "digits · imagenet/heldout · scikit-learn"
     assert notes["knn/k=20 top1"] == ""
+
+
+def test_ranks_over_other_settings_say_so():
+    plain = records()
+    other = [{**one, "config": "b" if one["checkpoint"]["name"] == "a" else "a"} for one in records(tasks=TASKS[:1])]
+    colours = dict.fromkeys(MEANS, 0)
+    assert "other settings" not in overall_table(aggregate(plain), colours).caption
+    found = aggregate([*other, *(one for one in plain if one["task"] != TASKS[0])])
+    assert ", 1 of them with other settings for some (≠)." in overall_table(found, colours).caption
+    named = [{**one, "checkpoint": {"name": one["checkpoint"]["name"].replace("random", "c"), "sha256": ""}}
+             for one in [*other, *(one for one in plain if one["task"] != TASKS[0])]]  # fmt: skip
+    assert ", over 3 measures, 1 of them with other settings for some (≠))" in " ".join(build(named).verdicts)
+
+
+def test_a_difference_that_too_many_trials_would_show_is_not_blamed_on_images():
+    small = of([50.0, 52.0, 54.0, 51.0], [52.0, 50.0, 51.0, 53.98], True)
+    assert cells(small, "not significant")["needed"] == "more than 65536"

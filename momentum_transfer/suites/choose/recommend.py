@@ -105,7 +105,8 @@ def write_page(
     ``command``: the tool's file and arguments; ``left_out``: sentences on weights that cannot be used; ``screen``: the
     ranking before; ``last``: names of the candidates of the last stage (None: all).
     """
-    results = [asked.results] if asked.results.is_file() else []
+    trained = asked.results.is_file() and (screen is None or last is not None)  # else records of another question
+    results = [asked.results] if trained else []
     said = [screen.sentence()] if screen is not None else []
     if asked.stages:
         finalists = tuple(one for one in asked.candidates if last is None or one.name in last)

@@ -188,12 +188,15 @@ def make_plan(asked: Question, first: Plan, before: float) -> Plan:
     return stages.with_lengths(asked, first, asked.stages, before + first.seconds(asked, IMAGES))
 
 
-def kept_screen(asked: Question, screen: Callable[[], Screen]) -> Screen:
-    """The ranking of a stopped choice, else a new one, which is kept."""
+def kept_screen(asked: Question, screen: Callable[[], Screen], measure: str = "") -> Screen:
+    """The ranking of a stopped choice, else a new one, which is kept; InputError if it is by another ``measure``."""
     file = asked.out / _SCREEN
     if (found := _read(file, Screen)) is None:
         found = screen()
         write_text(file, json.dumps(msgspec.to_builtins(found), indent=1))
+    if measure and found.measure != measure:
+        raise InputError(f"{asked.out} holds another choice: its measure was {found.measure}, now it is "
+                         f"{shown(measure)}; give another --out, or remove the folder")  # fmt: skip
     return found
 
 

@@ -1,6 +1,7 @@
 """The verdict of a choice, on made-up outcomes of known strength."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from momentum_transfer.core import records as items
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.read_inputs import read_records
 from momentum_transfer.suites.choose.recommend import decide, write_page
+from momentum_transfer.suites.choose.screen import Screen
 from momentum_transfer.suites.choose.stages import CLASSIFICATION, Candidate, Question
 from momentum_transfer.verdicts.comparison import mcnemar
 from momentum_transfer.verdicts.corrections import holm
@@ -108,3 +110,12 @@ def test_trainings_that_found_nothing_are_told_and_no_power_is_claimed(tmp_path)
     found = decide(asked, write(asked, {"a": right(0), "random": right(0)}), 200)
     assert "All scores are 0" in found.sentences[-1]
     assert not any("80 %" in sentence for sentence in found.sentences)
+
+
+def test_a_ranking_alone_shows_no_records_of_an_earlier_choice(tmp_path):
+    write(question(tmp_path, "a", "b"), {"a": right(180), "b": right(120), "random": right(60)})
+    ranked = Screen("logme", {"x": {"logme": 1.0}, "y": {"logme": 0.5}}, {"x": (1, 1, 2), "y": (2, 1, 2)})
+    page, _ = write_page(replace(question(tmp_path, "x", "y"), trains=False), ["tools/choose.py"], 200, screen=ranked)
+    text = page.with_suffix(".md").read_text(encoding="utf-8")
+    assert "Ranked without training by logme: x first" in text
+    assert "random" not in text

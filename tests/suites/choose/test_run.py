@@ -9,6 +9,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.records import append, make_record
 from momentum_transfer.suites.choose import run
 from momentum_transfer.suites.choose.run import Progress, as_begun, estimated, keep_question, make_plan, measured
+from momentum_transfer.suites.choose.screen import Screen
 from momentum_transfer.suites.choose.stages import CLASSIFICATION, DETECTION, IMAGES, Candidate, Plan, Question, Times
 
 
@@ -230,3 +231,12 @@ def test_a_probe_that_measured_no_time_is_refused(name: str, text: str, tmp_path
     (folder / name).write_text(text)
     with pytest.raises(InputError, match="expected metrics of the timed training"):
         measured(question, "frozen", question.candidates[0], 17.0)
+
+
+def test_a_kept_ranking_is_of_one_measure(tmp_path: Path):
+    found = Screen("logme", {"a": {"logme": 1.0}}, {"a": (1.0, 1.0, 1.0)})
+    question = asked(tmp_path)
+    assert run.kept_screen(question, lambda: found).measure == "logme"
+    assert run.kept_screen(question, lambda: pytest.fail("ranked again"), "logme").measure == "logme"
+    with pytest.raises(InputError, match="its measure was logme, now it is 'knn'"):
+        run.kept_screen(question, lambda: pytest.fail("ranked again"), "knn")
