@@ -136,12 +136,12 @@ def test_search_split_holds_out_a_fifth_of_every_class_of_a_long_tail():
 def test_an_edited_list_is_another_experiment(folder):
     cfg = settings(folder, "filelist")
     before = settings_hash(cfg)
-    folders = {_run_folder(cfg, None, "linear", 0, np.arange(rows)) for rows in (3, 4, 4)}
+    folders = {_run_folder(cfg, None, "linear", 0, np.arange(rows), {}) for rows in (3, 4, 4)}
     assert len(folders) == 2
     with (folder / "train.txt").open("a") as listing:
         listing.write("train/ant/ant_train0.jpeg ant\n")
     assert settings_hash(cfg) != before
-    assert _run_folder(cfg, None, "linear", 0, np.arange(3)) not in folders
+    assert _run_folder(cfg, None, "linear", 0, np.arange(3), {}) not in folders
 
 
 def test_unreadable_test_image_is_an_error_and_not_replaced(folder):
