@@ -55,9 +55,8 @@ def started(monkeypatch) -> list[str]:
             titles.append(step.title)
             self.ended = run_tool(Path(step.command[0]).stem, *step.command[1:])
             nothing = lambda *_: None  # noqa: E731
-            self.process = SimpleNamespace(
-                poll=lambda: self.ended.returncode, terminate=nothing, wait=nothing, peak_gib=lambda: 0.0
-            )
+            self.process = SimpleNamespace(exitcode=self.ended.returncode, terminate=nothing, join=nothing)
+            self.command = SimpleNamespace(peak_gib=lambda: 0.0)
             self.lines = SimpleNamespace(join=nothing)
 
         def seconds(self) -> float:
