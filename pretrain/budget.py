@@ -36,7 +36,8 @@ def settle_budget(
     if not cfg.RUN.MINUTES:
         return cfg
     if distributed.world_size() > 1:
-        raise InputError(f"expected one process with RUN.MINUTES, found {distributed.world_size()}; give SOLVER.STEPS")
+        raise InputError(f"expected one process with RUN.MINUTES, found {distributed.world_size()}; give RUN.MINUTES 0 "
+                         "with SOLVER.STEPS, SOLVER.BATCH_SIZE and DATA.IMAGE_SIZE")  # fmt: skip
     free = [key for key in _FITTED if preset is None or value_of(cfg, key) == value_of(preset, key)]
     return measured(cfg, free, lambda: _fitted(cfg, free, images, device), device, checkpoints)
 

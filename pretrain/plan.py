@@ -49,13 +49,14 @@ def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Pr
     if cfg.DATA.STRETCH_EPOCHS:
         epochs = stretched_epochs(epochs, full_images, images, batch)
     steps = solver.STEPS or epochs * per_epoch
+    stretch = 1.0 if solver.STEPS else epochs / solver.EPOCHS  # of the warm-up too
     return PretrainingPlan(
         steps=steps,
         steps_per_epoch=per_epoch,
         micro_batch=micro,
         accumulate=solver.ACCUMULATE,
         base_lr=scale_to_batch(solver.BASE_LR, batch, solver.BASE_BATCH_SIZE),
-        warmup=min(round(solver.WARMUP_EPOCHS * per_epoch * (epochs / solver.EPOCHS)), steps - 1),  # stretched alike
+        warmup=min(round(solver.WARMUP_EPOCHS * per_epoch * stretch), steps - 1),
         momentum_base=scaled_teacher_momentum(cfg),
     )
 

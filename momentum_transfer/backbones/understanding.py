@@ -62,7 +62,7 @@ class Understood(Converted):
 _TORCHVISION = re.compile(r"(conv1|bn1|layer[1-4])\.")
 _OTHERS = re.compile(r"(blocks|layers|stages)\.|class_embedding$")
 #: timm's names of torchvision's ResNets; others have tensors of the same shapes and compute something else.
-_PLAIN = re.compile(r"(tv_|gluon_)?resnet(18|34|50|101|152)(_v1b)?(\.\w+)?")
+_PLAIN = re.compile(r"(tv_|gluon_|ssl_|swsl_)?resnet(18|34|50|101|152)(_v1b)?(\.\w+)?")
 #: Layouts of ResNets alone: a name there -> torchvision's.
 _RESNETS: Mapping[str, Callable[[str], str]] = {
     "numbered": resnet.from_numbered, "detectron2": resnet.from_detectron2, "torchvision": str,
@@ -89,8 +89,9 @@ def understand(rule: Family, inside: Mapping[str, Entry], hints: Hints) -> Under
 
 
 def _is_plain(known: TimmArchitecture) -> bool:
-    """Whether it is torchvision's ResNet; dropping in training makes no other network."""
-    return bool(_PLAIN.fullmatch(known.name)) and all(key.startswith("drop") for key, _ in known.options)
+    """Whether it is torchvision's ResNet, with options at most that change no evaluated feature."""
+    kept = (key.startswith("drop") or key in ("zero_init_last", "global_pool") for key, _ in known.options)
+    return bool(_PLAIN.fullmatch(known.name)) and all(kept)
 
 
 def _renamed(tensors: Mapping[str, Tensor], layout: str) -> Converted:

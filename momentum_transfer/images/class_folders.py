@@ -61,7 +61,7 @@ def title_of(train: Path) -> str:
 def _images(folder: Path) -> list[Path]:
     from torchvision.datasets.folder import IMG_EXTENSIONS  # takes seconds, and is asked for class folders alone
 
-    return image_files(folder, IMG_EXTENSIONS)
+    return [path for path in image_files(folder, IMG_EXTENSIONS) if path.is_file()]
 
 
 def _only_classes(folder: Path) -> bool:

@@ -95,7 +95,7 @@ def test_a_resnet_that_computes_something_else_with_the_same_shapes_is_what_its_
     known = parse_architecture(f"timm:{name}")
     state = timm.create_model(known.name, num_classes=0, **dict(known.options)).state_dict()
     assert understood(state, hints=Hints(known=known)).architecture == known
-    plain = TimmArchitecture("resnet18", (("drop_path_rate", 0.1),))
+    plain = TimmArchitecture("resnet18", (("drop_path_rate", 0.1), ("global_pool", "avg")))
     assert understood(state, hints=Hints(known=plain)).architecture == Architecture("resnet18")
 
 

@@ -46,9 +46,12 @@ def test_teacher_momentum_stays_without_the_rule_and_never_exceeds_one(tiny_cfg)
 
 
 def test_a_subset_is_trained_for_the_iterations_of_the_whole(tiny_cfg):
+    fixed = {"SOLVER.STEPS": 500, "SOLVER.EPOCHS": 10, "SOLVER.WARMUP_EPOCHS": 1}
     cfg = tiny_cfg({"SOLVER.STEPS": 0, "SOLVER.EPOCHS": 10, "SOLVER.WARMUP_EPOCHS": 1, "DATA.STRETCH_EPOCHS": True})
     subset, whole = make_plan(cfg, 160, 800, 1), make_plan(cfg, 800, 800, 1)
     assert (subset.steps, subset.warmup) == (whole.steps, whole.warmup) == (1000, 100)
+    cfg = tiny_cfg({**fixed, "DATA.STRETCH_EPOCHS": True})
+    assert make_plan(cfg, 160, 800, 1).warmup == make_plan(tiny_cfg(fixed), 160, 800, 1).warmup == 20
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,10 @@ def test_images_are_opened_if_asked_and_compared_with_their_annotations(tmp_path
     content["annotations"] = [entry for entry in content["annotations"] if entry["image_id"] != 3]
     (tmp_path / "data/shapes.json").write_text(json.dumps(content))
     opened(cfg).check(cfg, open_images=True)
+    content["images"][1].update(height=63, width=64)  # as it is stored, not as it is shown
+    (tmp_path / "data/shapes.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"001\.png is 63×64, not 64×63"):
+        opened(cfg).check(cfg, open_images=True)
 
 
 def test_a_test_set_without_annotations_is_refused(tmp_path):
