@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> None:
 
     records, problems = read_records(args.results)
     check_settings_agree(records)
-    published = aggregate(records).records  # as they are, where scores are over draws
+    published = aggregate(records).records  # one by one, where scores are means of several
     results = replace(aggregate(by_draw(records)), records=published)
     repository = target(args.push) if args.push else None
     source = load_backbone(args.weights) if args.weights else None

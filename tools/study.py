@@ -171,7 +171,7 @@ def _unended(suite: Suite, output: Path) -> list[str]:
     if not began:
         return []
     named = ", ".join(began[:3]) + (", …" if began[3:] else "")
-    says = "have not ended with the suite as it is now, and earlier scores of theirs count"
+    says = "have not ended with the suite as it is now, and their earlier scores count"
     return [f"{len(began)} of {len(jobs)} tasks {says}: {named}"]
 
 

@@ -58,7 +58,7 @@ def run_local(
     for title in run.outcomes:
         say(f"{title}: done before")
     for job in jobs:
-        if not job.done() and job.state().get("exit_code") == 0:  # its records are gone, until others write theirs
+        if not job.done() and job.state().get("exit_code") == 0:  # its records are gone
             job.forget_end()
     first = (shard.number - 1) * len(jobs) // shard.count if shard else 0
     run.waiting = [job for job in (*jobs[first:], *jobs[:first]) if job.title not in run.outcomes]
