@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, Any, cast
 
-from momentum_transfer.core.errors import InputError, one_line
+from momentum_transfer.core.errors import InputError, one_line, shown
 from momentum_transfer.core.files import atomic_path, write_text
 from momentum_transfer.core.shipped import workplace
 from momentum_transfer.core.untrusted import read_json
@@ -103,7 +103,12 @@ def unpack(archive: Path, folder: Path) -> None:
         raise InputError(f"expected the records of the study in {archive}, found none; run the study")
     try:
         with tarfile.open(archive, "r:xz") as opened:
-            opened.extractall(folder, filter="data")
+            for member in opened:  # extractall has no filter before Python 3.11.4
+                place = folder / member.name
+                if not member.isfile() or folder.resolve() not in place.resolve().parents:
+                    raise tarfile.TarError(f"{shown(member.name)}, which is no file below it")
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(cast(IO[bytes], opened.extractfile(member)).read())
     except (tarfile.TarError, OSError, EOFError) as error:
         raise InputError(
             f"expected records of a study in {archive}, found {one_line(error)}; check it out again"

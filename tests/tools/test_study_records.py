@@ -4,12 +4,14 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import yaml
 
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.shipped import CONFIGS
 from momentum_transfer.report import study_records
 from momentum_transfer.suites.planning import plan
@@ -170,6 +172,11 @@ def test_records_that_do_not_ship_or_are_damaged_are_refused(suite, tmp_path):
     (tmp_path / "records" / "mine.tar.xz").write_bytes(b"no archive")
     damaged = run_tool("study", suite, "--verify", "1")
     assert (damaged.returncode, "check it out again" in damaged.stderr) == (2, True)
+    with tarfile.open(tmp_path / "records" / "mine.tar.xz", "w:xz") as archive:
+        archive.add(__file__, "../outside.py")
+    with pytest.raises(InputError, match="no file below it"):
+        study_records.unpack(tmp_path / "records" / "mine.tar.xz", tmp_path / "unpacked")
+    assert not (tmp_path / "outside.py").exists()
 
 
 def test_scores_of_another_machine_agree_within_seeds_noise_only():
