@@ -35,8 +35,8 @@ def build_images(cfg: CfgNode, split: str, *, held_out: bool = False) -> Labelle
     """The images of a split under the settings' subsets; of ``held_out`` ones only the classes are restricted."""
     data = cfg.DATA
     if data.NAME == "images":
-        every = every_image(data.ROOT, data.MAX_UNREADABLE)
         _refuse_class_settings(data)
+        every = every_image(data.ROOT, data.MAX_UNREADABLE)
         say(f"{len(every)} images below {data.ROOT}, without labels")
         return select(every, sample_fraction=data.SAMPLE_FRACTION, seed=cfg.SEED)
     if data.NAME == "imagefolder" and cfg.METHOD.NAME != "supervised" and not held_out:

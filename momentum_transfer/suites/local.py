@@ -57,8 +57,8 @@ def run_local(
     run = _Run(jobs, parallel, gpus, lock, shard, done_before(jobs))
     for title in run.outcomes:
         say(f"{title}: done before")
-    for job in jobs:
-        if not job.done() and job.state().get("exit_code") == 0:  # its records are gone
+    for job in (job for job in jobs if job.title not in run.outcomes):
+        if job.state().get("exit_code") == 0 and not job.done():  # its records are gone
             job.forget_end()
     first = (shard.number - 1) * len(jobs) // shard.count if shard else 0
     run.waiting = [job for job in (*jobs[first:], *jobs[:first]) if job.title not in run.outcomes]

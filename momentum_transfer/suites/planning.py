@@ -93,8 +93,9 @@ def plan(
     for run, job, files in own:
         jobs.append(job)
         known |= files
-        for one in (one for name, weights in files.items() for one in planner.jobs(weights, name, job, run.seed)):
-            jobs += [*(need for need in one.needs if need.task.name == PRETRAIN), one]  # another run's may come later
+        for name, weights in files.items():
+            for one in planner.jobs(weights, name, job, run.seed):
+                jobs += [*(need for need in one.needs if need.task.name == PRETRAIN), one]  # of runs that come later
     for weights in dict.fromkeys(checkpoints):
         name = weights_name(weights)
         if name in known:

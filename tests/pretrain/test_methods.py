@@ -226,3 +226,8 @@ def test_only_under_shuffle_bn_a_teacher_sees_the_images_in_another_order(norm, 
     assert torch.equal(built.targets(view), view)
     assert torch.equal(seen[0], view) == (norm == "BN")
     assert torch.equal(seen[0].sort(dim=0).values, view)
+
+
+def test_a_random_network_has_no_history_that_only_training_commits(tiny_cfg):
+    built = method(tiny_cfg, METHOD__NAME="random", NORM__STUDENT="MomentumBN")
+    assert not [layer for layer in built.modules() if isinstance(layer, PairBatchNorm)]

@@ -19,6 +19,7 @@ from momentum_transfer.report.page import build, make_report, render_csv, render
 from momentum_transfer.report.provenance import _block
 from momentum_transfer.report.read_inputs import read_records, read_runs
 from momentum_transfer.report.reference import load_tables, published
+from momentum_transfer.report.tables import TableView
 from tests.report.report_records import record, small_records
 
 
@@ -500,3 +501,8 @@ def test_our_own_number_with_other_settings_than_its_row_is_marked():
     (table,) = report.details
     assert [row.cells[0].differs for row in table.rows if row.kind == "ours"] == [True, False, False]
     assert "≠ 30.0" in render_markdown(report)
+
+
+def test_plan_and_truth_is_on_the_page_without_analyses_too():
+    plan = TableView("Plan and truth: mine", "", "task", ("tasks done",), ())
+    assert "Plan and truth: mine" in render_html(build(small_records(), costs=[plan]))

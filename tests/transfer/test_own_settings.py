@@ -10,14 +10,14 @@ from momentum_transfer.backbones import read as backbone_reading
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import value_of
-from momentum_transfer.transfer import fit
+from momentum_transfer.transfer import config, fit
 from momentum_transfer.transfer.config import identity
 from momentum_transfer.transfer.cost import Estimate
 from momentum_transfer.transfer.data import annotations
 from momentum_transfer.transfer.data.own.open import open_own
 from momentum_transfer.transfer.experiment import Experiment
 from momentum_transfer.transfer.initial_weights import read_initial
-from momentum_transfer.transfer.own_settings import OwnSource, kept_schedule, load_for, timed_schedule
+from momentum_transfer.transfer.own_settings import OwnSource, _begun, kept_schedule, load_for, timed_schedule
 from momentum_transfer.transfer.run import Request, run
 from momentum_transfer.transfer.tasks import open_task
 from tests.tools.in_process import run_tool
@@ -238,3 +238,13 @@ def test_data_and_weights_are_opened_once_with_minutes_and_a_begun_training_is_r
     with pytest.raises(InputError, match="holds a training already"):
         run(cfg, Request(str(weights), minutes=1.0), opened)
     assert len(seconds_a_step) == 1
+
+
+def test_what_several_trials_began_with_is_that_of_the_first(tmp_path):
+    cfg = config.load("transfer/own_small", ["OUTPUT_DIR", str(tmp_path)])
+    assert _begun(cfg) == tmp_path / "config.yaml"
+    (tmp_path / "trial_0").mkdir()
+    (tmp_path / "trial_0/config.yaml").touch()
+    assert _begun(cfg) == tmp_path / "trial_0/config.yaml"
+    (tmp_path / "config.yaml").touch()
+    assert _begun(cfg) == tmp_path / "config.yaml"

@@ -1,5 +1,7 @@
 """An entry of the feature cache: what is in it is what was written, or it is refused."""
 
+import errno
+import fcntl
 import json
 import re
 from pathlib import Path
@@ -142,3 +144,12 @@ def test_processes_share_the_rows(tmp_path, monkeypatch):
 def test_the_checksum_of_parts_is_that_of_the_whole():
     rows = np.random.default_rng(0).standard_normal((9, 3)).astype(np.float32)
     assert crc_of(rows[4:], crc_of(rows[:4])) == crc_of(rows) != crc_of(rows[::-1])
+
+
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
+    def without(*_):
+        raise OSError(errno.ENOSYS, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    with Entry(tmp_path / "key").locked():
+        assert (tmp_path / "key.lock").is_file()
