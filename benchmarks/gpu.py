@@ -122,7 +122,8 @@ def main(args: argparse.Namespace) -> None:
         else:
             outcome, seconds = run_part(name, PARTS[name], args.output, args.tiny, min(left, PARTS[name].seconds))
             say(f"== {name} ==")
-            say((args.output / f"{name}.txt").read_text(encoding="utf-8", errors="replace").rstrip())
+            for line in (args.output / f"{name}.txt").read_text(encoding="utf-8", errors="replace").splitlines():
+                say(line)
         rows.append((name, outcome, f"{seconds:.0f}"))
         failed += [name] if outcome.startswith("failed") else []
     table(f"{device}", ("part", "outcome", "seconds"), rows)
