@@ -2,7 +2,7 @@
 
 ``studies/records/NAME.tar.xz`` holds ``results.jsonl`` with the records that the study asks for, the items that its
 verdicts resample, the curves that its checks read (``pretrained/RUN/metrics.jsonl``), and ``machine.json``. A record
-that another kind of CPU made has ``cpu``.
+of another kind of CPU, or of a GPU, has ``cpu``.
 """
 
 import json
