@@ -87,7 +87,7 @@ def start(
     """Start a job's process with its output in ``job.log``; returns it, and the seconds that earlier attempts took.
 
     Args:
-        device: the one GPU that it sees; None shows all.
+        device: the one GPU that it sees, of those that this process sees; None shows all.
         locks: descriptors of locks, which it holds until its own end.
         rendezvous: HOST:PORT of a task on several nodes, of which this is the first.
         environment: variables beside this process's own.
@@ -97,7 +97,8 @@ def start(
     spent = job.begin(job.gpus(gpus) * nodes, **({"rendezvous": rendezvous} if rendezvous else {}))
     environment = {**environment, SPENT: f"{spent:.1f}"}
     if device is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = str(device)
+        visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        environment["CUDA_VISIBLE_DEVICES"] = visible[device] if visible else str(device)
     return _logged(full_command(job, gpus, rendezvous=rendezvous), job.log, locks, environment), spent
 
 

@@ -22,7 +22,7 @@ from momentum_transfer.core.settings import load_config
 from momentum_transfer.lowshot.evaluations import ON_FEATURES, ON_IMAGES
 from momentum_transfer.report.reference import load_tables, published
 from momentum_transfer.report.tables import DETECTION
-from momentum_transfer.suites.attempt import full_command, last_lines, last_word
+from momentum_transfer.suites.attempt import full_command, last_lines, last_word, start
 from momentum_transfer.suites.local import run_local
 from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.suite import load_suite
@@ -33,6 +33,17 @@ with mock.patch.object(sys, "path", list(sys.path)):  # a tool replaces its firs
     from momentum_transfer.tools import noise
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(("visible", "expected"), [(None, "1"), ("2,3", "3"), ("GPU-a,GPU-b", "GPU-b")])
+def test_a_task_sees_one_of_the_gpus_that_its_suite_sees(visible, expected, tmp_path: Path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    (job,) = plan(load_suite(write_suite(tmp_path, {})), write_weights(tmp_path)[:1], tmp_path / "out")
+    with mock.patch("momentum_transfer.suites.attempt._logged") as logged:
+        start(job, 1, device=1)
+    assert logged.call_args.args[3]["CUDA_VISIBLE_DEVICES"] == expected
 
 
 @pytest.fixture

@@ -129,14 +129,11 @@ class SyncBatchNorm(AnyShapeBatchNorm):
 
 
 def use_fused_sync(module: nn.Module) -> None:
-    """Replaces our SyncBatchNorm layers by torch's for CUDA, under the same names and tensors."""
-    for parent in list(module.modules()):
-        for name, layer in list(parent.named_children()):
-            if isinstance(layer, SyncBatchNorm):
-                fused = nn.SyncBatchNorm(layer.num_features, momentum=layer.momentum, affine=layer.affine)
-                fused.load_state_dict(layer.state_dict())
-                fused.requires_grad_(layer.weight.requires_grad)
-                parent.add_module(name, fused.to(layer.running_mean.device))
+    """Makes our SyncBatchNorm layers torch's for CUDA, with all that is theirs: tensors, epsilon, timm's activation."""
+    for layer in module.modules():
+        if isinstance(layer, SyncBatchNorm):
+            layer.__class__ = nn.SyncBatchNorm  # type: ignore[assignment]
+            layer.__dict__["process_group"] = None
 
 
 def normalise(input: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

@@ -1,8 +1,11 @@
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from momentum_transfer.backbones.batch_statistics import replace_batch_norm
 from momentum_transfer.backbones.norms import Norm
 from momentum_transfer.backbones.norms.batch_norm import (
     BatchNorm,
@@ -31,6 +34,19 @@ def test_torchs_sync_bn_takes_the_place_of_ours_with_its_tensors_names_and_freez
     after = net.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_torchs_sync_bn_keeps_the_epsilon_and_activation_of_a_network_of_timm():
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    net = timm.create_model("tf_efficientnet_b0", num_classes=0)  # BatchNormAct2d, eps .001
+    replace_batch_norm(net, Norm("SyncBN"))
+    x = torch.randn(2, 3, 48, 48)
+    expected = copy.deepcopy(net).eval()(x)
+    use_fused_sync(net)
+    assert any(type(layer) is nn.SyncBatchNorm for layer in net.modules())
+    assert torch.equal(net.eval()(x), expected)
+    assert {layer.eps for layer in net.modules() if isinstance(layer, nn.SyncBatchNorm)} == {0.001}
 
 
 @pytest.mark.parametrize("groups", [1, 2])
