@@ -132,7 +132,7 @@ def use_fused_sync(module: nn.Module) -> None:
     """Makes our SyncBatchNorm layers torch's for CUDA, with all that is theirs: tensors, epsilon, timm's activation."""
     for layer in module.modules():
         if isinstance(layer, SyncBatchNorm):
-            layer.__class__ = nn.SyncBatchNorm  # type: ignore[assignment]
+            layer.__class__ = nn.SyncBatchNorm  # type: ignore[assignment]  # a class that adds no tensors
             layer.__dict__["process_group"] = None
 
 
