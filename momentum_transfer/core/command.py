@@ -30,6 +30,7 @@ from momentum_transfer.core.errors import (
     shortened,
 )
 from momentum_transfer.core.log import never_silent, say, speaking, warn
+from momentum_transfer.core.machine import visible_gpus
 from momentum_transfer.core.shipped import as_typed
 from momentum_transfer.core.versions import check_torch
 
@@ -43,7 +44,7 @@ def _adopt_slurm_ranks(environment: MutableMapping[str, str]) -> None:
     if "WORLD_SIZE" in environment or not tasks.isdigit() or int(tasks) < 2 or "SLURM_PROCID" not in environment:
         return
     local = int(environment.get("SLURM_LOCALID", "0"))
-    devices = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    devices = visible_gpus(environment)
     environment["RANK"], environment["WORLD_SIZE"] = environment["SLURM_PROCID"], tasks
     environment["LOCAL_RANK"] = str(local % len(devices) if devices else local)  # of the GPUs that this task is shown
     environment["LOCAL_WORLD_SIZE"] = str(_tasks_here(environment))

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import socket
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of malloc.h
@@ -12,6 +13,11 @@ _GROUP_FILES = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """The GPUs, by number or name, to which ``CUDA_VISIBLE_DEVICES`` restricts a process; empty where it does not."""
+    return [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
 
 def keep_freed_memory() -> bool:

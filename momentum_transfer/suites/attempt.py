@@ -35,6 +35,7 @@ from momentum_transfer.core.command import handled
 from momentum_transfer.core.errors import InputError, extra
 from momentum_transfer.core.log import say, speaking
 from momentum_transfer.core.loggers import OF_THE_SUITE
+from momentum_transfer.core.machine import visible_gpus
 from momentum_transfer.core.records import SPENT
 from momentum_transfer.core.shipped import started, workplace
 from momentum_transfer.suites.task import Job
@@ -97,7 +98,7 @@ def start(
     spent = job.begin(job.gpus(gpus) * nodes, **({"rendezvous": rendezvous} if rendezvous else {}))
     environment = {**environment, SPENT: f"{spent:.1f}"}
     if device is not None:
-        visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        visible = visible_gpus(os.environ)
         environment["CUDA_VISIBLE_DEVICES"] = visible[device] if visible else str(device)
     return _logged(full_command(job, gpus, rendezvous=rendezvous), job.log, locks, environment), spent
 

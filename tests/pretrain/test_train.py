@@ -343,14 +343,11 @@ def test_accumulated_micro_batches_have_the_gradient_of_the_whole_batch(tiny_cfg
 @pytest.mark.parametrize(
     "settings", [{"RUN.PRECISION": "bf16"}, {"RUN.PRECISION": "fp16"}, {"RUN.CHANNELS_LAST": True}], ids=str
 )
-@pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX512",
-    reason="the backward in channels last of this tiny network ended torch 2.14.1 itself on a CPU with AVX2 alone",
-)
 def test_faster_settings_start_from_the_same_loss(settings, tiny_cfg, tmp_path):
     losses = []
     for number, changes in enumerate(({}, settings)):
-        cfg = tiny_cfg({"OUTPUT_DIR": tmp_path / str(number), "DATA.IMAGE_SIZE": 48, **changes})
+        # Of width 4, torch 2.14.1 aborts in channels last on CPUs with AVX2 alone (backward of 1x1, stride 2).
+        cfg = tiny_cfg({"OUTPUT_DIR": tmp_path / str(number), "DATA.IMAGE_SIZE": 48, "MODEL.WIDTH": 8, **changes})
         train(cfg)
         losses.append([line["loss"] for line in metrics(cfg)])
     # Later losses drift apart with rounding, and fp16's scaler skips its first steps until its scale fits.

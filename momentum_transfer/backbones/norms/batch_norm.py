@@ -129,10 +129,10 @@ class SyncBatchNorm(AnyShapeBatchNorm):
 
 
 def use_fused_sync(module: nn.Module) -> None:
-    """Makes our SyncBatchNorm layers torch's for CUDA, with all that is theirs: tensors, epsilon, timm's activation."""
+    """Turns our SyncBatchNorm layers into torch's, for CUDA; tensors, epsilon, hooks and timm's activation stay."""
     for layer in module.modules():
         if isinstance(layer, SyncBatchNorm):
-            layer.__class__ = nn.SyncBatchNorm  # type: ignore[assignment]  # a class that adds no tensors
+            layer.__class__ = nn.SyncBatchNorm  # type: ignore[assignment]  # both are BatchNorms with the same tensors
             layer.__dict__["process_group"] = None
 
 
