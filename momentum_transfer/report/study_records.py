@@ -7,6 +7,7 @@ of another kind of CPU, or of a GPU, has ``cpu``.
 
 import json
 import platform
+import re
 import statistics
 import tarfile
 from collections import defaultdict
@@ -176,5 +177,6 @@ def _identity(record: Record) -> tuple[Any, ...]:
 
 
 def _kind(record: Record, runs: Mapping[str, Any]) -> tuple[Any, ...]:
-    run = runs.get(checkpoint_of(record))
-    return (run["variant"] if run else checkpoint_of(record), *_identity(record)[1:-2])
+    name = checkpoint_of(record)
+    variant = runs[name]["variant"] if name in runs else re.sub(r"_seed\d+", "", name)
+    return (variant, *_identity(record)[1:-2])

@@ -190,6 +190,7 @@ def test_scores_of_another_machine_agree_within_seeds_noise_only():
     assert [row[-1] for row in other] == [True, True, False]
     assert [row[-2] for row in other] == ["bit-equal", "within seeds' noise (±3)", "apart (±3)"]
     assert [row[-1] for row in study_records.agreement(before, again, runs, same=runs)] == [True, False, False]
+    assert study_records.agreement(before, again, {}, same=()) == other  # a study's own program names seeds alike
 
 
 def missing_rows(table: str, page: str) -> list[str]:
