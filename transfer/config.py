@@ -391,9 +391,9 @@ def task_name(cfg: CfgNode) -> str:
     return NETWORKS[cfg.MODEL.META_ARCHITECTURE][0]
 
 
-def few_labels(cfg: CfgNode) -> bool:
-    """Whether any setting of SEMI is another than its default."""
-    return any(value_of(cfg, key) != one.default for key, one in SETTINGS.items() if key.startswith("SEMI."))
+def changed(cfg: CfgNode, part: str) -> bool:
+    """Whether any setting of a part ("SEMI") is another than its default."""
+    return any(value_of(cfg, key) != one.default for key, one in SETTINGS.items() if key.startswith(f"{part}."))
 
 
 def synchronises_on_cpu(cfg: CfgNode) -> bool:
@@ -418,7 +418,7 @@ def decisive(cfg: CfgNode, evaluation: bool = True) -> CfgNode:
 
     kept = cfg.clone()
     kept.defrost()
-    if not few_labels(cfg):
+    if not changed(cfg, "SEMI"):
         del kept["SEMI"]  # so that it is no part of the name of settings without it
     if cfg.FEW_SHOT.NOVEL_WEIGHTS:
         kept.FEW_SHOT.NOVEL_WEIGHTS = "given"  # every backbone has its own; records and claims have their hash
@@ -459,7 +459,7 @@ def _contradictions(cfg: CfgNode) -> Iterator[str]:
         yield f"expected two ascending sizes in INPUT.MIN_SIZE_TRAIN for a range, found {list(sizes)}"
     if cfg.SOLVER.NESTEROV and not cfg.SOLVER.MOMENTUM:
         yield "expected SOLVER.MOMENTUM above 0 with SOLVER.NESTEROV, found 0"
-    if few_labels(cfg):
+    if changed(cfg, "SEMI"):
         yield from _semi_problems(cfg)
     yield from backbone_problems(cfg)
     for name in ("RPN", "ROI_HEADS", "RETINANET"):

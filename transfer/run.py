@@ -21,7 +21,7 @@ from momentum_transfer.core.log import say, table
 from momentum_transfer.core.run_lock import alone_in
 from momentum_transfer.core.settings import dump, keep
 from momentum_transfer.transfer import any_backbone
-from momentum_transfer.transfer.config import check_settings, decisive, few_labels, identity, task_name
+from momentum_transfer.transfer.config import changed, check_settings, decisive, identity, task_name
 from momentum_transfer.transfer.cost import cost_of, estimate
 from momentum_transfer.transfer.data.annotations import file_stem
 from momentum_transfer.transfer.data.few_shot import draw_of
@@ -150,11 +150,11 @@ def _resolve(cfg: CfgNode, request: Request, engine: Engine, opened: Opened) -> 
             "what a fine-tuning left"
         )
     _check_fit(cfg, initial)
-    if not (request.eval_only or request.resume):
+    if not request.eval_only:
         novel = _novel(cfg, request)
         for trial in range(cfg.TRIALS):
             if minutes is not None or not _is_done(cfg, request, engine, initial, trial, novel):
-                _refuse_to_overwrite(_folder(cfg, trial))
+                _refuse_to_overwrite(_folder(cfg, trial), request.resume)
     task = opened.task or open_task(cfg, training=not request.eval_only)
     if not request.eval_only:
         initial = few_shot_weights(initial, cfg, task.train[0].classes, request.weights)
@@ -187,8 +187,10 @@ def _novel(cfg: CfgNode, request: Request) -> dict[str, str]:
     return {"novel_sha256": read_initial(given, cfg).sha256} if given and not request.eval_only else {}
 
 
-def _refuse_to_overwrite(folder: Path) -> None:
-    if (folder / CLAIM).is_file() and has_checkpoint(folder):
+def _refuse_to_overwrite(folder: Path, resume: bool) -> None:
+    if has_checkpoint(folder) and not (folder / CLAIM).is_file():
+        raise InputError(f"{folder} holds checkpoints of another program; choose another OUTPUT_DIR")
+    if has_checkpoint(folder) and not resume:
         raise InputError(f"{folder} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
 
 
@@ -196,15 +198,15 @@ def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool, **
     """Claim ``folder`` for this training, in either engine; a folder without checkpoints may be taken over.
 
     Raises:
-        InputError: it holds checkpoints of other weights, seed or settings, or any checkpoints without ``resume``.
+        InputError: it holds checkpoints of other weights, seed or settings, of a pretraining or of Detectron2's own
+            trainer, or any checkpoints without ``resume``.
     """
     if not is_main():  # torchrun ends the others if rank 0 refuses
         return
-    if not resume:
-        _refuse_to_overwrite(folder)
+    _refuse_to_overwrite(folder, resume)
     file = folder / CLAIM
     now = {"initial weights": weights, "seed": seed, "training settings": identity(cfg, evaluation=False), **novel}
-    if not file.is_file() or not has_checkpoint(folder):
+    if not has_checkpoint(folder):
         if file.is_file():  # a best detector that the new training might not reach, and lines of Detectron2
             for name in ("model_best.pth", "model_best.json", "metrics.json"):
                 (folder / name).unlink(missing_ok=True)
@@ -311,7 +313,7 @@ class _Command:
             details |= {"draw": draw, "shots": cfg.FEW_SHOT.SHOTS}
         if dataset in task.overlap:
             details["overlap"] = task.overlap[dataset]
-        if task.train and few_labels(cfg):
+        if task.train and changed(cfg, "SEMI"):
             details["labels"] = labels_of(cfg, task.train, task.test, cfg.SEED + trial)
         entries = []
         for found in task.evaluate(predictions):

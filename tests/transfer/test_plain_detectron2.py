@@ -250,6 +250,8 @@ def test_a_networks_own_pixels_are_asked_for():
     [
         ("mask_rcnn_fpn_convnext_t_3x", r"SOLVER.OPTIMIZER AdamW, SOLVER.LAYER_DECAY 0.95"),
         ("own_small", "FIT_TO_DATA True"),
+        ("few_shot_voc", r"FEW_SHOT\.\*"),
+        ("faster_rcnn_fpn_180k_unbiased_teacher_1", r"SEMI\.\*"),
         ("mask_rcnn_fpn_1x", None),
     ],
 )

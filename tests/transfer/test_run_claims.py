@@ -58,6 +58,17 @@ def test_a_second_training_does_not_begin_by_itself(tmp_path, name):
 
 
 @pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_folder_with_checkpoints_of_a_pretraining_or_of_detectron2_is_left_as_it_is(tmp_path, name, resume):
+    write_checkpoint(tmp_path, name)
+    with pytest.raises(InputError, match="holds checkpoints of another program; choose another OUTPUT_DIR"):
+        _claim(tmp_path, settings(), "a" * 64, 0, resume=resume)
+    with pytest.raises(InputError, match="holds checkpoints of another program"):
+        run(settings("OUTPUT_DIR", str(tmp_path), "ENGINE", "torchvision"), Request("none", resume=resume))
+    assert not [path.name for path in tmp_path.iterdir() if path.suffix in (".json", ".yaml")]
+
+
+@pytest.mark.parametrize("resume", [False, True])
 def test_any_training_begins_where_the_one_before_left_no_checkpoint(tmp_path, resume):
     _claim(tmp_path, settings(), "a" * 64, 0, resume=False)
     for name in ("model_best.pth", "model_best.json", "metrics.json"):

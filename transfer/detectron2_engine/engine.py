@@ -17,7 +17,7 @@ from momentum_transfer.core.devices import runs_on_cpu
 from momentum_transfer.core.distributed import barrier, process_group, rank, world_size
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import ProgressLine, say
-from momentum_transfer.transfer.config import few_labels, synchronises_on_cpu, task_name
+from momentum_transfer.transfer.config import changed, synchronises_on_cpu, task_name
 from momentum_transfer.transfer.data.semantic_datasets import label_file
 from momentum_transfer.transfer.detectron2_engine.backbones import SMALL
 from momentum_transfer.transfer.detectron2_engine.data import (
@@ -115,7 +115,7 @@ class Detectron2Engine:
 
 def _on_samples(cfg: CfgNode) -> bool:
     """Whether a training is on the torchvision engine's batches: with few labels or shots."""
-    return few_labels(cfg) or cfg.FEW_SHOT.STAGE != "base"
+    return changed(cfg, "SEMI") or cfg.FEW_SHOT.STAGE != "base"
 
 
 def _trained(cfg: CfgNode, detector: InitialWeights, out_dir: Path) -> tuple[Any, nn.Module]:

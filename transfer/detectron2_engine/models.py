@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say
 from momentum_transfer.transfer.any_backbone import network_pixels
-from momentum_transfer.transfer.config import add_own_keys, backbone_problems
+from momentum_transfer.transfer.config import add_own_keys, backbone_problems, changed
 from momentum_transfer.transfer.detectron2_engine.backbones import (
     PYRAMIDS,
     SMALL,
@@ -183,6 +183,7 @@ def _ignored(cfg: Any) -> list[str]:
     found = [f"SOLVER.OPTIMIZER {solver.OPTIMIZER}"] * (solver.OPTIMIZER != "SGD")
     found += [f"SOLVER.LAYER_DECAY {solver.LAYER_DECAY}"] * (solver.LAYER_DECAY != 1)
     found += [f"MODEL.BACKBONE.TRAINABLE {part}" for part in [cfg.MODEL.BACKBONE.TRAINABLE] if part != "all"]
+    found += [f"{part}.*" for part in ("FEW_SHOT", "SEMI") if changed(cfg, part)]
     return found + ["FIT_TO_DATA True"] * bool(cfg.FIT_TO_DATA)
 
 

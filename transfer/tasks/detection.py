@@ -12,7 +12,7 @@ from momentum_transfer.core.distributed import is_main
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say, track, warn
 from momentum_transfer.images.reading import UnreadableImage, upright_size, verified_size
-from momentum_transfer.transfer.config import few_labels
+from momentum_transfer.transfer.config import changed
 from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.check_annotations import NAMED, check
 from momentum_transfer.transfer.data.few_shot import FewShot, Pool, draw_of
@@ -91,7 +91,7 @@ class Detection(Task[DetectionData]):
             for data in drawn.train if drawn is not self and cfg.FEW_SHOT.SEED_FILES else ():
                 check(data, masks=cfg.MODEL.MASK_ON)
         self.check_overlap(forbid=forbid_overlap)
-        if self.train and few_labels(cfg):
+        if self.train and changed(cfg, "SEMI"):
             from momentum_transfer.transfer.torchvision_engine.unlabelled import check_labels
 
             check_labels(cfg, self.train, self.test)
