@@ -1,7 +1,7 @@
 """Labelled data sets: the protocol, image files (possibly damaged), arrays in memory, and PASCAL VOC 2007.
 
 VOC 2007 gives images with several labels, for the low-shot SVM protocol (Goyal et al., arXiv 1905.01235). It is read
-from ``VOCdevkit/VOC2007``: ``ImageSets/Main/<class>_<split>.txt`` holds a line ``<image> <flag>`` for every image, with
+from ``VOC2007``: ``ImageSets/Main/<class>_<split>.txt`` holds a line ``<image> <flag>`` for every image, with
 1 for present, 0 for present but difficult, which counts as absent here, and -1 for absent.
 """
 
@@ -151,7 +151,7 @@ class VocImages:
     @staticmethod
     def _flags(file: Path) -> dict[str, int]:
         if not file.is_file():
-            raise InputError(f"expected VOC 2007's image list {file}; set DATASETS.ROOT to VOCdevkit/VOC2007")
+            raise InputError(f"expected VOC 2007's image list {file}; set DATASETS.ROOT to the folder VOC2007")
         flags = {}
         for number, line in enumerate(read_lines(file, "a list of images"), start=1):
             words = line.split()
