@@ -4,11 +4,16 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+#: How long a process waits for the others. The 10 minutes of NCCL end a run whose first process scores COCO alone, or
+#: waits for another job's features; torchrun ends the others where one has died.
+_PATIENCE = timedelta(days=2)
 
 _groups = itertools.count()  # how many groups this process has joined
 
@@ -54,7 +59,8 @@ def process_group(device: torch.device) -> Iterator[None]:
     # torchrun's store outlives a group: without a place of its own the next group would meet this one's addresses.
     store, index, size = next(dist.rendezvous("env://"))
     store = dist.PrefixStore(f"group_{next(_groups)}", store)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=index, world_size=size)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=index, world_size=size, timeout=_PATIENCE)
     try:
         yield
     finally:

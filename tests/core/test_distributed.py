@@ -1,7 +1,10 @@
 """Two gloo processes against one."""
 
+from datetime import timedelta
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from momentum_transfer.core import distributed
@@ -142,3 +145,16 @@ def test_everything_is_inert_in_one_process():
         assert function(x) is x
     assert distributed.any_rank(True, x.device) is True
     distributed.barrier()
+
+
+def test_processes_wait_for_each_other_as_long_as_the_first_may_score_alone(monkeypatch):
+    joined = {}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(dist, "rendezvous", lambda _: iter([(dist.HashStore(), 0, 2)]))
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **given: joined.update(given, backend=backend))
+    monkeypatch.setattr(dist, "destroy_process_group", joined.clear)
+    for device, backend in (("cpu", "gloo"), ("cuda", "nccl")):
+        with distributed.process_group(torch.device(device)):
+            assert joined["backend"] == backend
+            assert joined["timeout"] >= timedelta(days=1)
+        assert not joined
