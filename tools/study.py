@@ -2,7 +2,7 @@
 
     python tools/study.py --list
     python tools/study.py NAME [--dry-run] [--output DIR]      (configs/suites/study_NAME.yaml)
-    python tools/study.py NAME --table                         (runs nothing: of the scores that are there, or ship)
+    python tools/study.py NAME --table [--output DIR]          (runs nothing: of the scores there, or that ship)
     python tools/study.py NAME --verify 3                      (three cells of the shipped scores again: do they agree?)
     python tools/study.py NAME --pack                          (studies/records/NAME.tar.xz of the existing scores)
 
@@ -139,7 +139,8 @@ def verify(suite: Suite, count: int, output: Path, jobs: int) -> None:
         same = made_alike(Path(folder), before, again)
         rows = agreement(before, again, suite.runs(), same)
     title = "equal bits where versions and CPU kind are the shipped ones, else within seeds' noise"
-    table(title, ["cell", "measure", "shipped", "again", "agrees"], [list(map(str, row[:-1])) for row in rows])
+    shown = [[name, measure, f"{was:.2f}", f"{now:.2f}", word] for name, measure, was, now, word, _ in rows]
+    table(title, ["cell", "measure", "shipped", "again", "agrees"], shown)
     if not rows or not all(row[-1] for row in rows):
         raise SystemExit(1)
 
@@ -208,7 +209,11 @@ def parser() -> argparse.ArgumentParser:
     add("name", nargs="?", help="of the study, or the file of a suite with a study of your own")
     add("--list", action="store_true", help="the studies and what each asks")
     add("--dry-run", action="store_true", help="print the plan with its commands and expected hours")
-    add("--table", action="store_true", help="run nothing: table and plots of the scores that are there")
+    add(
+        "--table",
+        action="store_true",
+        help="run nothing: table and plots of the scores in --output, or of those that ship",
+    )
     add("--verify", type=at_least(1, "a number of cells"), metavar="N", help="run N cells of the shipped scores again")
     add("--pack", action="store_true", help="write studies/records/NAME.tar.xz of the scores that are there")
     add("--output", metavar="DIR", help="where everything goes (default: outputs/study_NAME)")

@@ -6,6 +6,7 @@ of another kind of CPU, or of a GPU, has ``cpu``.
 """
 
 import json
+import math
 import platform
 import re
 import statistics
@@ -26,7 +27,7 @@ from momentum_transfer.report.study_page import Scores
 from momentum_transfer.suites.study_entry import Study
 
 RESULTS, _MACHINE, PRETRAINED = "results.jsonl", "machine.json", "pretrained"
-#: A value that a run of today gives may differ by this many standard deviations over seeds on another machine.
+#: A score of today may differ by this many standard deviations over seeds on another machine.
 _DEVIATIONS = 3.0
 
 
@@ -140,29 +141,40 @@ def made_alike(folder: Path, before: Sequence[Record], again: Sequence[Record]) 
 def agreement(
     before: Sequence[Record], again: Sequence[Record], runs: Mapping[str, Any], same: Collection[str]
 ) -> list[tuple[str, str, float, float, str, bool]]:
-    """Each score of today beside the shipped one: checkpoint, measure, both values, a word, and whether it agrees.
+    """Today's scores beside the shipped ones: checkpoint, measure, both values, a word, and whether they agree.
 
+    A score is the mean over a checkpoint's draws of labels. Its noise is the spread over the variant's seeds; where all
+    seeds have one checkpoint, each is a row. A shipped score that today's cell did not give (NaN) does not agree.
     ``same``: checkpoints of today's versions and CPU kind (``made_alike``), of which only equal bits agree.
     """
-    known = {_identity(record): record for record in before}
-    groups: dict[Any, list[float]] = defaultdict(list)
+    today = {_identity(record): record["value"] for record in again}
+    measures, ran = {identity[:-2] for identity in today}, {identity[0] for identity in today} & runs.keys()
+    variants: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in before:
-        groups[_kind(record, runs)].append(record["value"])
+        variants[_kind(record, runs)][checkpoint_of(record)].append(record["value"])
+    scores: dict[Any, list[tuple[float, float, Record]]] = defaultdict(list)
+    for record in before:
+        identity, alone = _identity(record), len(variants[_kind(record, runs)]) == 1
+        if identity in today or identity[0] in ran or (not alone and identity[:-2] in measures):
+            pair = (record["value"], today.get(identity, math.nan), record)
+            scores[identity if alone else identity[:-2]].append(pair)
     rows = []
-    for record in again:
-        if (then := known.get(_identity(record))) is None:
-            continue
-        was, now, others = then["value"], record["value"], groups[_kind(record, runs)]
-        noise = _DEVIATIONS * statistics.stdev(others) if len(others) > 1 else 0.0
-        if was == now:
+    for pairs in scores.values():
+        record = pairs[0][-1]
+        was, now = statistics.fmean(then for then, _, _ in pairs), statistics.fmean(value for _, value, _ in pairs)
+        seeds = variants[_kind(record, runs)]
+        values = [statistics.fmean(draws) for draws in seeds.values()] if len(seeds) > 1 else next(iter(seeds.values()))
+        noise = _DEVIATIONS * statistics.stdev(values) if len(values) > 1 else 0.0
+        if math.isnan(now):
+            word, agrees = "not scored again", False
+        elif all(then == value for then, value, _ in pairs):
             word, agrees = "bit-equal", True
         elif checkpoint_of(record) in same:
             word, agrees = "other bits on the same CPU kind", False
         else:
             agrees = abs(was - now) <= noise
             word = f"within seeds' noise (±{noise:.2g})" if agrees else f"apart (±{noise:.2g})"
-        measure = f"{record['task']} {record['metric']}"
-        rows.append((checkpoint_of(record), measure, was, now, word, agrees))
+        rows.append((checkpoint_of(record), f"{record['task']} {record['metric']}", was, now, word, agrees))
     return rows
 
 

@@ -193,6 +193,30 @@ def test_scores_of_another_machine_agree_within_seeds_noise_only():
     assert study_records.agreement(before, again, {}, same=()) == other  # a study's own program names seeds alike
 
 
+def test_a_score_is_the_mean_over_draws_and_none_may_be_missing():
+    def record(name, value, trial, task="svm"):
+        return {"task": task, "metric": "top1", "checkpoint": {"name": name}, "value": value, "trial": trial}
+
+    runs = {f"a_seed{seed}": {"variant": "a", "settings": {}, "seed": seed} for seed in range(3)}
+    before = [
+        record(f"a_seed{seed}", 60.0 + seed + spread, t) for seed in range(3) for t, spread in ((0, -20), (1, 20))
+    ]
+    again = [record("a_seed1", value, trial) for trial, value in ((0, 50.0), (1, 75.0))]
+    (row,) = study_records.agreement(before, again, runs, same=())
+    assert row == ("a_seed1", "svm top1", 61.0, 62.5, "within seeds' noise (±3)", True)  # not ± 63, with the draws'
+    (row,) = study_records.agreement(before, again[:1], runs, same=())
+    assert row[-2:] == ("not scored again", False)
+    whole = [*before, *(record(f"a_seed{seed}", 70.0 + seed, 0, "knn") for seed in range(3))]
+    assert [row[-1] for row in study_records.agreement(whole, again, runs, same=())] == [True, False]
+
+
+def test_one_of_several_tasks_that_score_one_name_may_run_again_alone():
+    record = {"task": "coco/bbox/base", "metric": "AP", "checkpoint": {"name": "none"}}
+    before = [{**record, "value": 50.0 + seed, "seed": seed} for seed in range(3)]
+    (row,) = study_records.agreement(before, [{**before[1], "value": 53.5}], {}, same=())
+    assert row[2:] == (51.0, 53.5, "within seeds' noise (±3)", True)
+
+
 def missing_rows(table: str, page: str) -> list[str]:
     """Rows of a study's table, and lines below it, that the page does not have."""
     rows = [line for line in table.splitlines() if line.startswith(("| ", "- ")) and not line.startswith("| ---")]
