@@ -133,7 +133,7 @@ def mask_targets(proposals: Sequence[Proposals], targets: Sequence[Target], size
         if len(p.boxes):
             if target.masks is None:
                 raise ValueError("the mask head needs masks in every target")
-            crops.append(target.masks.select(p.matched).crop_and_resize(p.boxes, size))
+            crops.append(target.masks.crop_and_resize(p.boxes, p.matched, size))
     device = proposals[0].boxes.device
     return torch.cat(crops).to(device) if crops else torch.zeros(0, size, size, dtype=torch.bool, device=device)
 

@@ -37,10 +37,10 @@ class BitMasks:
         """Bool [G]: at least one pixel is set."""
         return self.bitmaps.flatten(1).any(dim=1)
 
-    def crop_and_resize(self, boxes: Tensor, size: int) -> Tensor:
-        """Aligned RoIAlign of each bitmap within its own box, set from one half on; on the boxes' device."""
-        bitmaps = self.bitmaps.to(device=boxes.device, dtype=torch.float32)[:, None]
-        rois = torch.cat((torch.arange(len(boxes), device=boxes.device, dtype=boxes.dtype)[:, None], boxes), dim=1)
+    def crop_and_resize(self, boxes: Tensor, objects: Tensor, size: int) -> Tensor:
+        """Aligned RoIAlign of bitmap ``objects[i]`` within box i, set from one half on; on the boxes' device."""
+        bitmaps = self.bitmaps.to(boxes.device).to(torch.float32)[:, None]  # once an object, not once a box
+        rois = torch.cat((objects.to(boxes)[:, None], boxes), dim=1)
         return roi_align(bitmaps, rois.float(), (size, size), 1.0, 0, True).squeeze(1) >= 0.5
 
 
@@ -60,9 +60,10 @@ class PolygonMasks:
         """Bool [G]: there is at least one polygon."""
         return torch.tensor([len(instance) > 0 for instance in self.polygons], dtype=torch.bool)
 
-    def crop_and_resize(self, boxes: Tensor, size: int) -> Tensor:
-        """The polygons of each object, shifted and scaled so that its own box fills the target, then rasterised."""
-        crops = [_rasterize(p, b, size) for p, b in zip(self.polygons, boxes.cpu().numpy(), strict=True)]
+    def crop_and_resize(self, boxes: Tensor, objects: Tensor, size: int) -> Tensor:
+        """The polygons of object ``objects[i]``, shifted and scaled so that box i fills the target, then rasterised."""
+        pairs = zip(objects.tolist(), boxes.cpu().numpy(), strict=True)
+        crops = [_rasterize(self.polygons[place], box, size) for place, box in pairs]
         if not crops:
             return torch.zeros(0, size, size, dtype=torch.bool, device=boxes.device)
         return torch.from_numpy(np.stack(crops)).to(boxes.device)

@@ -15,6 +15,9 @@ from momentum_transfer.transfer.torchvision_engine.structures import (
 # pycocotools' own decode is the reference here; under NumPy 2 it makes its array by a protocol that NumPy will drop.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
+#: Of one box, whose object is the first.
+FIRST = torch.tensor([0])
+
 
 def naive_paste(mask, box, height, width):
     """Bilinear lookup of every pixel centre; outside the mask's cells the value is 0."""
@@ -47,22 +50,38 @@ def test_a_mask_cropped_by_its_own_box_is_full():
     bitmap = torch.zeros(1, 20, 20, dtype=torch.bool)
     bitmap[0, 5:12, 3:17] = True
     box = torch.tensor([[3.0, 5.0, 17.0, 12.0]])
-    assert BitMasks(bitmap).crop_and_resize(box, 14).all()
+    assert BitMasks(bitmap).crop_and_resize(box, FIRST, 14).all()
     square = PolygonMasks([[np.array([3.0, 5.0, 17.0, 5.0, 17.0, 12.0, 3.0, 12.0])]])
-    assert square.crop_and_resize(box, 14).all()
+    assert square.crop_and_resize(box, FIRST, 14).all()
 
 
 def test_half_a_mask_fills_half_the_target():
     bitmap = torch.zeros(1, 16, 16, dtype=torch.bool)
     bitmap[0, :, :8] = True
-    crop = BitMasks(bitmap).crop_and_resize(torch.tensor([[0.0, 0.0, 16.0, 16.0]]), 8)[0]
+    crop = BitMasks(bitmap).crop_and_resize(torch.tensor([[0.0, 0.0, 16.0, 16.0]]), FIRST, 8)[0]
     assert crop[:, :4].all()
     assert not crop[:, 4:].any()
 
 
 def test_a_cell_that_is_half_covered_is_set():
     bitmap = torch.tensor([[[True, True], [False, False]]])  # as one cell: the mean of four samples is one half
-    assert BitMasks(bitmap).crop_and_resize(torch.tensor([[0.0, 0.0, 2.0, 2.0]]), 1).tolist() == [[[True]]]
+    assert BitMasks(bitmap).crop_and_resize(torch.tensor([[0.0, 0.0, 2.0, 2.0]]), FIRST, 1).tolist() == [[[True]]]
+
+
+@pytest.mark.parametrize("kind", ["bitmaps", "polygons"])
+def test_every_box_takes_its_own_object_as_if_it_were_alone(kind):
+    polygons = [[np.array([2.0, 1.0, 27.0, 3.0, 11.0, 25.0]) + 3 * k] for k in range(3)]
+    bitmaps = torch.from_numpy(np.stack([polygons_to_bitmap(each, 30, 37) for each in polygons]))
+    boxes = torch.tensor(
+        [[0.0, 0.0, 30.0, 30.0], [3.5, 2.0, 21.0, 29.0], [1.0, 5.5, 30.0, 17.0], [4.0, 4.0, 20.0, 9.0]]
+    )
+    objects = torch.tensor([2, 0, 2, 1])
+    masks = BitMasks(bitmaps) if kind == "bitmaps" else PolygonMasks(polygons)
+    found = masks.crop_and_resize(boxes, objects, 7)
+    alone = [masks.select(objects[[i]]).crop_and_resize(boxes[[i]], FIRST, 7)[0] for i in range(4)]
+    assert torch.equal(found, torch.stack(alone))
+    assert found.any(dim=(1, 2)).all()
+    assert masks.crop_and_resize(boxes[:0], objects[:0], 7).shape == (0, 7, 7)
 
 
 def test_a_pixel_of_probability_one_half_is_set():
@@ -75,7 +94,7 @@ def test_a_pixel_of_probability_one_half_is_set():
 def test_polygon_targets_are_pycocotools_rasterisation_in_the_boxs_frame():
     polygon = np.array([2.0, 1.0, 18.0, 3.0, 11.0, 15.0])
     box = np.array([1.0, 1.0, 19.0, 16.0])
-    found = PolygonMasks([[polygon]]).crop_and_resize(torch.tensor(box[None]), 28)[0].numpy()
+    found = PolygonMasks([[polygon]]).crop_and_resize(torch.tensor(box[None]), FIRST, 28)[0].numpy()
     moved = (polygon.reshape(-1, 2) - box[:2]) * np.array([28 / 18, 28 / 15])
     expected = coco_mask.decode(coco_mask.frPyObjects([moved.reshape(-1).tolist()], 28, 28))[:, :, 0]
     assert np.array_equal(found, expected.astype(bool))
