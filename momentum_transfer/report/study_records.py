@@ -143,8 +143,8 @@ def agreement(
 ) -> list[tuple[str, str, float, float, str, bool]]:
     """Today's scores beside the shipped ones: checkpoint, measure, both values, a word, and whether they agree.
 
-    A score is the mean over a checkpoint's draws of labels. Its noise is the spread over the variant's seeds; where all
-    seeds have one checkpoint, each is a row. A shipped score that today's cell did not give (NaN) does not agree.
+    A score is the mean over a checkpoint's samples of labels, and its noise the spread over the variant's seeds; where
+    all seeds have one checkpoint, each is a row. A shipped score that today's cell did not give (NaN) does not agree.
     ``same``: checkpoints of today's versions and CPU kind (``made_alike``), of which only equal bits agree.
     """
     today = {_identity(record): record["value"] for record in again}
@@ -163,7 +163,7 @@ def agreement(
         record = pairs[0][-1]
         was, now = statistics.fmean(then for then, _, _ in pairs), statistics.fmean(value for _, value, _ in pairs)
         seeds = variants[_kind(record, runs)]
-        values = [statistics.fmean(draws) for draws in seeds.values()] if len(seeds) > 1 else next(iter(seeds.values()))
+        values = [statistics.fmean(one) for one in seeds.values()] if len(seeds) > 1 else next(iter(seeds.values()))
         noise = _DEVIATIONS * statistics.stdev(values) if len(values) > 1 else 0.0
         if math.isnan(now):
             word, agrees = "not scored again", False

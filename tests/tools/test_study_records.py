@@ -193,7 +193,7 @@ def test_scores_of_another_machine_agree_within_seeds_noise_only():
     assert study_records.agreement(before, again, {}, same=()) == other  # a study's own program names seeds alike
 
 
-def test_a_score_is_the_mean_over_draws_and_none_may_be_missing():
+def test_a_score_is_the_mean_over_samples_and_none_may_be_missing():
     def record(name, value, trial, task="svm"):
         return {"task": task, "metric": "top1", "checkpoint": {"name": name}, "value": value, "trial": trial}
 
@@ -203,7 +203,7 @@ def test_a_score_is_the_mean_over_draws_and_none_may_be_missing():
     ]
     again = [record("a_seed1", value, trial) for trial, value in ((0, 50.0), (1, 75.0))]
     (row,) = study_records.agreement(before, again, runs, same=())
-    assert row == ("a_seed1", "svm top1", 61.0, 62.5, "within seeds' noise (±3)", True)  # not ± 63, with the draws'
+    assert row == ("a_seed1", "svm top1", 61.0, 62.5, "within seeds' noise (±3)", True)  # not ± 63, with the samples'
     (row,) = study_records.agreement(before, again[:1], runs, same=())
     assert row[-2:] == ("not scored again", False)
     whole = [*before, *(record(f"a_seed{seed}", 70.0 + seed, 0, "knn") for seed in range(3))]
