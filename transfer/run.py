@@ -189,7 +189,7 @@ def _novel(cfg: CfgNode, request: Request) -> dict[str, str]:
 
 def _refuse_to_overwrite(folder: Path, resume: bool) -> None:
     if has_checkpoint(folder) and not (folder / CLAIM).is_file():
-        raise InputError(f"{folder} holds checkpoints of another program; choose another OUTPUT_DIR")
+        raise InputError(f"{folder} holds checkpoints of another program, without {CLAIM}; choose another OUTPUT_DIR")
     if has_checkpoint(folder) and not resume:
         raise InputError(f"{folder} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
 

@@ -144,7 +144,8 @@ def agreement(
     """Today's scores beside the shipped ones: checkpoint, measure, both values, a word, and whether they agree.
 
     A score is the mean over a checkpoint's samples of labels, and its noise the spread over the variant's seeds; where
-    all seeds have one checkpoint, each is a row. A shipped score that today's cell did not give (NaN) does not agree.
+    all seeds have one checkpoint, each is a row. A shipped score that a run of ``runs`` did not give (NaN) does not
+    agree.
     ``same``: checkpoints of today's versions and CPU kind (``made_alike``), of which only equal bits agree.
     """
     today = {_identity(record): record["value"] for record in again}

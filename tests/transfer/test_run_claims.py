@@ -61,7 +61,7 @@ def test_a_second_training_does_not_begin_by_itself(tmp_path, name):
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_folder_with_checkpoints_of_a_pretraining_or_of_detectron2_is_left_as_it_is(tmp_path, name, resume):
     write_checkpoint(tmp_path, name)
-    with pytest.raises(InputError, match="holds checkpoints of another program; choose another OUTPUT_DIR"):
+    with pytest.raises(InputError, match=r"of another program, without training\.json; choose another OUTPUT_DIR"):
         _claim(tmp_path, settings(), "a" * 64, 0, resume=resume)
     with pytest.raises(InputError, match="holds checkpoints of another program"):
         run(settings("OUTPUT_DIR", str(tmp_path), "ENGINE", "torchvision"), Request("none", resume=resume))
