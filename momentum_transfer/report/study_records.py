@@ -165,13 +165,15 @@ def agreement(
         was, now = statistics.fmean(then for then, _, _ in pairs), statistics.fmean(value for _, value, _ in pairs)
         seeds = variants[_kind(record, runs)]
         values = [statistics.fmean(one) for one in seeds.values()] if len(seeds) > 1 else next(iter(seeds.values()))
-        noise = _DEVIATIONS * statistics.stdev(values) if len(values) > 1 else 0.0
+        noise = _DEVIATIONS * statistics.stdev(values) if len(values) > 1 else math.nan
         if math.isnan(now):
             word, agrees = "not scored again", False
         elif all(then == value for then, value, _ in pairs):
             word, agrees = "bit-equal", True
         elif checkpoint_of(record) in same:
             word, agrees = "other bits on the same CPU kind", False
+        elif len(values) < 2:  # a start of its own: nothing says how much another CPU may move it
+            word, agrees = "not known: one seed", True
         else:
             agrees = abs(was - now) <= noise
             word = f"within seeds' noise (±{noise:.2g})" if agrees else f"apart (±{noise:.2g})"
