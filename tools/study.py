@@ -209,11 +209,7 @@ def parser() -> argparse.ArgumentParser:
     add("name", nargs="?", help="of the study, or the file of a suite with a study of your own")
     add("--list", action="store_true", help="the studies and what each asks")
     add("--dry-run", action="store_true", help="print the plan with its commands and expected hours")
-    add(
-        "--table",
-        action="store_true",
-        help="run nothing: table and plots of the scores in --output, or of those that ship",
-    )
+    add("--table", action="store_true", help="run nothing: the table of the scores in --output, or that ship")
     add("--verify", type=at_least(1, "a number of cells"), metavar="N", help="run N cells of the shipped scores again")
     add("--pack", action="store_true", help="write studies/records/NAME.tar.xz of the scores that are there")
     add("--output", metavar="DIR", help="where everything goes (default: outputs/study_NAME)")

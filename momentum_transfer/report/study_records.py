@@ -173,7 +173,7 @@ def agreement(
         elif checkpoint_of(record) in same:
             word, agrees = "other bits on the same CPU kind", False
         elif len(values) < 2:  # a start of its own: nothing says how much another CPU may move it
-            word, agrees = "not known: one seed", True
+            word, agrees = "not known: one seed", False
         else:
             agrees = abs(was - now) <= noise
             word = f"within seeds' noise (±{noise:.2g})" if agrees else f"apart (±{noise:.2g})"

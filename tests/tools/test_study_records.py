@@ -210,11 +210,12 @@ def test_a_score_is_the_mean_over_samples_and_none_may_be_missing():
     assert [row[-1] for row in study_records.agreement(whole, again, runs, same=())] == [True, False]
 
 
-def test_a_start_with_one_seed_is_known_to_agree_on_its_own_cpu_kind_alone():
+def test_a_start_with_one_seed_is_not_known_to_agree_on_another_cpu_kind():
     before = {"task": "knn", "metric": "top1", "checkpoint": {"name": "a_seed51"}, "value": 60.0}
     again = [{**before, "value": 61.0}]
-    assert study_records.agreement([before], again, {}, same=())[0][-2:] == ("not known: one seed", True)
-    assert not study_records.agreement([before], again, {}, same={"a_seed51"})[0][-1]
+    assert study_records.agreement([before], again, {}, same=())[0][-2:] == ("not known: one seed", False)
+    (row,) = study_records.agreement([before], again, {}, same={"a_seed51"})
+    assert row[-2:] == ("other bits on the same CPU kind", False)
 
 
 def test_one_of_several_tasks_that_score_one_name_may_run_again_alone():

@@ -39,8 +39,9 @@ class BitMasks:
 
     def crop_and_resize(self, boxes: Tensor, objects: Tensor, size: int) -> Tensor:
         """Aligned RoIAlign of bitmap ``objects[i]`` within box i, set from one half on; on the boxes' device."""
-        bitmaps = self.bitmaps.to(boxes.device).to(torch.float32)[:, None]  # once an object, not once a box
-        rois = torch.cat((objects.to(boxes)[:, None], boxes), dim=1)
+        used, places = torch.unique(objects, return_inverse=True)  # a bitmap is large: once an object, not once a box
+        bitmaps = self.select(used).bitmaps.to(boxes.device).to(torch.float32)[:, None]
+        rois = torch.cat((places.to(boxes)[:, None], boxes), dim=1)
         return roi_align(bitmaps, rois.float(), (size, size), 1.0, 0, True).squeeze(1) >= 0.5
 
 
