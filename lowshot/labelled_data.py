@@ -78,8 +78,8 @@ def training_batches(
 ) -> DataLoader[tuple[_View, int]]:
     """(transformed images, labels [b]) for every step of the stream; of arrays where the transform has a ``source``."""
     source = getattr(transform, "source", lambda images: images)(dataset)
-    images, pinned = _SeededImages(source, transform, stream.seed), torch.cuda.is_available()
-    return training_loader(images, stream, workers=workers, seed=stream.seed, pin_memory=pinned)
+    images = _SeededImages(source, transform, stream.seed)
+    return training_loader(images, stream, workers=workers, seed=stream.seed, pin_memory=_uses_cuda())
 
 
 class _Rows(Dataset[tuple[_View, int]], Generic[_View]):
@@ -99,8 +99,13 @@ def evaluation_batches(
 ) -> DataLoader[tuple[_View, int]]:
     """(images, labels) of every world_size-th of ``rows``, each once, in order."""
     own = rows[distributed.rank() :: distributed.world_size()]
-    images, pinned = _Rows(dataset, transform, own), torch.cuda.is_available()
-    return ordered_loader(images, batch, workers=workers, pin_memory=pinned)
+    images = _Rows(dataset, transform, own)
+    return ordered_loader(images, batch, workers=workers, pin_memory=_uses_cuda())
+
+
+def _uses_cuda() -> bool:
+    """Whether this process's network lies on a GPU: pinned memory would open one for a run on the CPU."""
+    return torch.cuda.is_initialized()
 
 
 def _class_members(labels: np.ndarray) -> list[np.ndarray]:

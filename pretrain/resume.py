@@ -25,7 +25,7 @@ def capture(run: Run, step: int) -> dict[str, Any]:
     """The checkpoint after ``step`` steps. Every process must call it; rank 0's return value is written."""
     method, steps_per_epoch = run.method, run.plan.steps_per_epoch
     # torch's generators alone: views, orders and subsets have generators of their own, seeded for each.
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    cuda = torch.cuda.get_rng_state(run.device) if run.device.type == "cuda" else None
     local: dict[str, Any] = {"generators": {"torch": torch.get_rng_state(), "cuda": cuda}, "buffers": {}}
     processes: list[Any] = [local]
     if distributed.is_distributed():  # BN statistics differ between processes, the queue does not
@@ -83,8 +83,8 @@ def restore(run: Run, state: dict[str, Any], path: Path) -> int:
         for name, value in own["buffers"].items():
             buffers[name].copy_(value)
     torch.set_rng_state(own["generators"]["torch"])
-    if own["generators"]["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(own["generators"]["cuda"])
+    if own["generators"]["cuda"] is not None and run.device.type == "cuda":
+        torch.cuda.set_rng_state(own["generators"]["cuda"], run.device)
     return state["step"]
 
 

@@ -111,7 +111,7 @@ def extract(
                 own, done, checksum = entry.own_rows(rows)
                 if done:
                     say(f"features of {name}: resumed after {done} of {len(own)} images")
-                left, pinned = Subset(images, own[done:]), torch.cuda.is_available()
+                left, pinned = Subset(images, own[done:]), torch.device(device).type == "cuda"
                 loader = ordered_loader(left, batch_size, workers=workers, pin_memory=pinned)
                 for batch in track(loader, f"features of {name}"):
                     features = features_of(batch).cpu().numpy()

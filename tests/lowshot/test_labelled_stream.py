@@ -74,6 +74,17 @@ def test_augmented_batches_depend_on_seed_and_step_alone(workers):
         assert torch.equal(labels, same)
 
 
+def test_memory_is_pinned_only_where_the_process_uses_a_gpu(monkeypatch):
+    def pinned():
+        labelled = training_batches(IMAGES, weak_view("cifar10", 16), Stream(ROWS, 2, 6, seed=3), 0)
+        return labelled.pin_memory, evaluation_batches(IMAGES, weak_view("cifar10", 16), ROWS, 2, 0).pin_memory
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert pinned() == (False, False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert pinned() == (True, True)
+
+
 @pytest.mark.parametrize("build", [weak_view, WeakAndStrong])
 def test_opencvs_views_of_files_are_those_of_pillows_images_in_workers_and_resumed(build, tmp_path):
     pytest.importorskip("cv2")

@@ -18,7 +18,8 @@ def run_of(cfg):
     method = build_method(cfg, 10)
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
     plan, scaler = SimpleNamespace(steps=10, steps_per_epoch=10), GradScaler("cpu", enabled=False)
-    return SimpleNamespace(cfg=cfg, method=method, optimizer=optimizer, scaler=scaler, plan=plan, start=None)
+    run = {"cfg": cfg, "method": method, "optimizer": optimizer, "scaler": scaler, "plan": plan, "start": None}
+    return SimpleNamespace(**run, device=torch.device("cpu"))
 
 
 def test_the_generator_goes_on_where_it_was(tiny_cfg):
@@ -28,6 +29,16 @@ def test_the_generator_goes_on_where_it_was(tiny_cfg):
     torch.rand(5)
     assert resume.restore(run, state, Path("a.pt")) == 3
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_run_on_the_cpu_opens_no_gpu_of_its_machine(tiny_cfg, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("get_rng_state", "set_rng_state"):
+        monkeypatch.setattr(torch.cuda, name, lambda *a: pytest.fail("opened the GPU"))
+    run = run_of(tiny_cfg())
+    state = resume.capture(run, 3)
+    state["processes"][0]["generators"]["cuda"] = torch.zeros(16, dtype=torch.uint8)  # as a run on a GPU has it
+    assert resume.restore(run, state, Path("a.pt")) == 3
 
 
 def test_capture_holds_plain_data_only(tiny_cfg, tmp_path):

@@ -264,6 +264,34 @@ def test_the_claims_page_has_every_row_of_the_records_that_ship(archive, tmp_pat
         assert said in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+DIFFERENCE = re.compile(r"([+−-]?\d*\.?\d+) \[([+−-]?\d*\.?\d+), ([+−-]?\d*\.?\d+)\]")  # of tables and of prose
+
+
+def without_a_row(page: str) -> list[str]:
+    """Differences with intervals in the page's table for readers that are no study's, to the digits quoted."""
+    readers, _, studies = page.partition("## The older studies")
+    rows = "\n".join(line for line in studies.splitlines() if line.startswith(("| ", "- ")))
+    known = {numbers(match) for match in DIFFERENCE.finditer(rows)}
+    missing = []
+    for match in DIFFERENCE.finditer(readers):
+        half = 0.501 * 0.1 ** len(match[2].partition(".")[2])
+        if not any(all(abs(a - b) < half for a, b in zip(numbers(match), row, strict=True)) for row in known):
+            missing.append(match[0])
+    return missing
+
+
+def numbers(match: re.Match[str]) -> tuple[float, ...]:
+    return tuple(float(one.replace("−", "-")) for one in match.groups())
+
+
+def test_the_table_for_readers_quotes_rows_of_the_studies():
+    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    readers = page.partition("## The older studies")[0]
+    assert len(DIFFERENCE.findall(readers)) > 30
+    assert without_a_row(page) == []
+    assert without_a_row(page.replace("−0.7 [−2.1, 0.7] after", "−0.7 [−2.1, 0.8] after")) == ["−0.7 [−2.1, 0.8]"]
+
+
 def test_the_records_that_ship_are_small():
     files = list((ROOT / "studies" / "records").glob("*.tar.xz"))
     assert sum(file.stat().st_size for file in files) < 5_000_000

@@ -13,6 +13,7 @@ from torch import nn
 
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.samplers import ordered_loader
 from momentum_transfer.images.datasets import ArrayImages
 from momentum_transfer.images.labelled_images import FileImages
 from momentum_transfer.images.views import eval_transform
@@ -55,6 +56,19 @@ def test_features_are_the_networks_outputs_in_order(tmp_path):
     data = run(CountingNetwork(), tmp_path)
     assert np.allclose(data.features, expected().mean(dim=(2, 3)), atol=1e-6)
     assert data.labels.tolist() == IMAGES.labels.tolist()
+
+
+def test_an_extraction_on_the_cpu_pins_no_memory_for_a_gpu_of_its_machine(tmp_path, monkeypatch):
+    asked = []
+
+    def loader(*args, pin_memory, **options):
+        asked.append(pin_memory)
+        return ordered_loader(*args, **options)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("momentum_transfer.lowshot.features.extract.ordered_loader", loader)
+    run(CountingNetwork(), tmp_path)
+    assert asked == [False]
 
 
 def test_second_call_reads_the_cache_and_maps_it_into_memory(tmp_path):
