@@ -104,7 +104,7 @@ def evaluation_batches(
 
 
 def _uses_cuda() -> bool:
-    """Whether this process's network lies on a GPU: pinned memory would open one for a run on the CPU."""
+    """Whether this process has opened a GPU, as a network there does: pinned memory would open one for a CPU's run."""
     return torch.cuda.is_initialized()
 
 

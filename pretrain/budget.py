@@ -96,7 +96,7 @@ def _step_seconds(cfg: CfgNode, images: LabelledImages, sample: int, device: tor
     for row in range(sample):
         views.at(0, row)
     making = (time.perf_counter() - begun) / sample * batch
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         method = build_method(cfg, 1).to(device).train()
         micro = batch // cfg.SOLVER.ACCUMULATE
         pair = torch.randn(2, micro, 3, side, side, device=device)

@@ -80,6 +80,7 @@ def test_memory_is_pinned_only_where_the_process_uses_a_gpu(monkeypatch):
         return labelled.pin_memory, evaluation_batches(IMAGES, weak_view("cifar10", 16), ROWS, 2, 0).pin_memory
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert pinned() == (False, False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert pinned() == (True, True)

@@ -109,6 +109,8 @@ def test_the_seconds_of_a_step_are_measured_and_leave_random_numbers_alone(photo
     run = prepared(cfg, preset)
     assert run.plan.steps >= 50
     torch.manual_seed(1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # a GPU that a run on the CPU leaves alone
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: pytest.fail("opened the GPU"))
     seconds = budget._step_seconds(run.cfg, run.images, 4, torch.device("cpu"))
     assert 0 < seconds < 60
     assert torch.equal(torch.rand(2), expected)

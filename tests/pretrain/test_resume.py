@@ -41,6 +41,18 @@ def test_a_run_on_the_cpu_opens_no_gpu_of_its_machine(tiny_cfg, monkeypatch):
     assert resume.restore(run, state, Path("a.pt")) == 3
 
 
+def test_the_generator_of_the_runs_own_gpu_goes_on_too(tiny_cfg, monkeypatch):
+    states = {torch.device("cuda", 1): torch.arange(16, dtype=torch.uint8)}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states[device])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.update({device: state}))
+    run = run_of(tiny_cfg())
+    run.device = torch.device("cuda", 1)
+    state = resume.capture(run, 3)
+    states[run.device] = torch.zeros(16, dtype=torch.uint8)
+    resume.restore(run, state, Path("a.pt"))
+    assert states[run.device].tolist() == list(range(16))
+
+
 def test_capture_holds_plain_data_only(tiny_cfg, tmp_path):
     cfg = tiny_cfg({"METHOD.NAME": "moco", "NORM.TEACHER": "EMAN"})
     state = resume.capture(run_of(cfg), 25)

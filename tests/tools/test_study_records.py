@@ -268,8 +268,8 @@ DIFFERENCE = re.compile(r"([+−-]?\d*\.?\d+) \[([+−-]?\d*\.?\d+), ([+−-]?\d
 
 
 def without_a_row(page: str) -> list[str]:
-    """Differences with intervals in the page's table for readers that are no study's, to the digits quoted."""
-    readers, _, studies = page.partition("## The older studies")
+    """Differences with intervals in the page's table for readers that are in no study's table, to the digits quoted."""
+    readers, studies = page.partition("## The older studies")[0], page.partition("## Target noise")[2]
     rows = "\n".join(line for line in studies.splitlines() if line.startswith(("| ", "- ")))
     known = {numbers(match) for match in DIFFERENCE.finditer(rows)}
     missing = []
