@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
+from momentum_transfer.backbones.batch_statistics import has_batch_norm
 from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.backbones.trainable import load_trained_state, trained_state
 from momentum_transfer.core import checkpoints, distributed
 from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.command import Stopped, stop_signals
-from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import ProgressLine, say
 from momentum_transfer.core.loggers import Metrics
 from momentum_transfer.core.optimization import LARS, learning_rate
@@ -150,9 +151,16 @@ class Run:
         if newest is None:
             return 0
         state = checkpoints.load(newest)
-        checkpoints.check_parts(state, {"total": int, "step": int, "modules": dict, "optimizer": dict}, newest)
+        parts = {"total": int, "step": int, "processes": int, "modules": dict, "optimizer": dict}
+        checkpoints.check_parts(state, parts, newest)
         if state["total"] != self.total or set(state["modules"]) != set(self.modules):
             raise InputError(f"{newest} belongs to another run (other settings); delete {self.folder} to start over")
+        before, now = state["processes"], distributed.world_size()
+        if before != now and any(map(has_batch_norm, self.modules.values())):  # BN sees the images of one process
+            raise InputError(
+                f"expected {counted(before, 'process')}, as {newest} had, found {now}: BN would see other batches; go "
+                f"on with {before}, or delete {self.folder} to start over"
+            )
         checkpoints.check_step(state["step"], self.total, newest)
         with checkpoints.fitting(newest):
             for name, module in self.modules.items():
@@ -164,8 +172,9 @@ class Run:
         """Write the state after ``step`` steps (rank 0 only)."""
         if distributed.is_main():
             modules = {name: trained_state(module) for name, module in self.modules.items()}
-            state = {"format": checkpoints.FORMAT, "step": step, "total": self.total, "modules": modules}
-            CheckpointFolder(self.folder, keep=1).save(step, {**state, "optimizer": self.optimizer.state_dict()})
+            state = {"format": checkpoints.FORMAT, "step": step, "total": self.total, "modules": modules,
+                     "processes": distributed.world_size(), "optimizer": self.optimizer.state_dict()}  # fmt: skip
+            CheckpointFolder(self.folder, keep=1).save(step, state)
         distributed.barrier()
 
     def set_rates(self, step: int) -> None:

@@ -73,7 +73,7 @@ SETTINGS = table(
             "what records call the test set; empty: the folder's name, or NAME and TEST"),
     Setting("DATASETS.VARIANT", "placed", Choice(("placed", "written", "strokes")), "how digits are rendered"),
     Setting("DATASETS.RENDERINGS", 1, Number(1, 1000, whole=True, unit="renderings"),
-            "renderings of each digit that tests"),
+            "renderings of each digit that tests; under SPLIT one"),
     Setting("DATASETS.SEED", 0, SEED, "seed of the digits' renderings, SPLIT and LONG_TAIL"),
     Setting("DATASETS.LONG_TAIL", 1.0, FRACTION,
             "fraction of its training images that the rarest class keeps (CIFAR-LT: 0.01)"),

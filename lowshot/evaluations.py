@@ -25,7 +25,7 @@ from momentum_transfer.lowshot import diagnostics, inputs, knn, presets
 from momentum_transfer.lowshot.classifier import Setup
 from momentum_transfer.lowshot.features.extract import StageFeatures, compute
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check, check_vary
-from momentum_transfer.lowshot.finetune import evaluate_finetune
+from momentum_transfer.lowshot.finetune import evaluate_finetune, recompute_statistics
 from momentum_transfer.lowshot.fixmatch import check_backbone, check_preset, evaluate_fixmatch, grouped
 from momentum_transfer.lowshot.identity import Score, about_network, settings_hash
 from momentum_transfer.lowshot.labelled_data import LabelledData
@@ -179,6 +179,10 @@ def _trials(
             yield _Trial(task, protocol, index, Setup(rows, batch, seed, folder, choose_device()), test_set)
 
 
+#: Training images that give a random network's BN its statistics, at most.
+_CALIBRATED = 4096
+
+
 def _linear(
     cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, wanted: Wanted
 ) -> Iterator[list[Score]]:
@@ -187,19 +191,31 @@ def _linear(
     if node.CACHED and source is None:
         raise InputError("expected --weights CHECKPOINT under LINEAR.CACHED, found scratch: it has nothing to cache")
     data = images.labelled(node.WORKERS)
-    backbone = inputs.backbone_builder(cfg, source)()
-    network = StageFeatures(backbone, cfg.FEATURES.LAYER, cfg.FEATURES.POOL).to(choose_device())
-    original = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}
-    features: FeatureBatches | None = None
+    network, original, features = None, {}, None
     protocol = node.PRESET + ("/cached" if node.CACHED else "")
     for trial in _trials(
         cfg, "LINEAR", protocol, preset_batch=preset.batch_size, data=data, source=source, wanted=wanted
     ):
-        if features is None:
+        if network is None or features is None or source is None:  # from scratch every trial has a network of its own
+            network = _frozen(cfg, source, data, trial.setup.seed)
+            original = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}
             features = _linear_features(cfg, source, images, network, data)
         found = evaluate_linear(features, preset, trial.setup)
         check_frozen(network.backbone, original)
         yield trial.scores({"top1": found.top1, "top5": found.top5}, found.hits, learning_rate=found.learning_rate)
+
+
+def _frozen(cfg: CfgNode, source: SourceBackbone | None, data: LabelledData, seed: int) -> StageFeatures:
+    """The network that a linear classifier stands on; a random one with BN statistics of the training images."""
+    backbone = inputs.backbone_builder(cfg, source, seed)()
+    network = StageFeatures(backbone, cfg.FEATURES.LAYER, cfg.FEATURES.POOL).to(choose_device())
+    if source is None:  # mean 0 and variance 1 belong to no network
+        processes, size = distributed.world_size(), cfg.FEATURES.BATCH_SIZE
+        each = max(min(len(data.train), _CALIBRATED) // processes, 1)  # as many batches on every process
+        rows = np.linspace(0, len(data.train) - 1, each * processes).astype(int)
+        batches = (batch.to(choose_device()) for batch, _ in data.held_out(rows, size))
+        recompute_statistics(network.backbone, batches, -(-each // size))
+    return network
 
 
 def _linear_features(

@@ -88,11 +88,11 @@ def _train(
     fit(run, batches, loss_of, f"fine-tuning, backbone rate {rate:g}")
     if preset.recompute:
         count = min(_PRECISE_BN_BATCHES, max(1, len(setup.rows) // setup.batch_size), run.total)
-        _recompute_statistics(model, (images.to(setup.device) for images, _ in batches(run.total - count)), count)
+        recompute_statistics(model, (images.to(setup.device) for images, _ in batches(run.total - count)), count)
     return model.eval()
 
 
-def _recompute_statistics(model: nn.Module, images: Iterable[Tensor], count: int) -> None:
+def recompute_statistics(model: nn.Module, images: Iterable[Tensor], count: int) -> None:
     """Precise BN over ``count`` batches, one in memory at a time; under torchrun over those of all processes.
 
     Batch size and ``count`` must be the same on every process. A network without batch normalisation stays as it is.

@@ -119,5 +119,6 @@ def subject_of(
         settings=whole,
         features="" if pooled else f"/{cfg.FEATURES.POOL}",
         about=about,
-        renderings=cfg.DATASETS.RENDERINGS if cfg.DATASETS.NAME == "digits" else 1,
+        # the part of a split that tests has one of each digit, as what trains
+        renderings=cfg.DATASETS.RENDERINGS if cfg.DATASETS.NAME == "digits" and not cfg.DATASETS.SPLIT else 1,
     )

@@ -1,5 +1,6 @@
 """From settings and a checkpoint to what the evaluators take: data sets, a frozen backbone, features."""
 
+import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +19,14 @@ from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import counted
 from momentum_transfer.core.files import cache_root, part_title, sha256_of_text
 from momentum_transfer.core.log import warn
+from momentum_transfer.core.urls import is_url
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.digits import digit_variant
+from momentum_transfer.images.groups import image_groups, say_groups
 from momentum_transfer.images.labelled_images import LabelledImages, VocImages
 from momentum_transfer.images.published_counts import published_counts
-from momentum_transfer.images.subsets import Selected, select, stratified_split
+from momentum_transfer.images.subsets import Selected, file_names, select, stratified_split, unselected
+from momentum_transfer.images.tar_shards import ShardImages
 from momentum_transfer.images.views import MEAN, STD, eval_transform
 from momentum_transfer.lowshot.augment import SeededView, WeakAndStrong, weak_view
 from momentum_transfer.lowshot.features.cache import About
@@ -140,11 +144,25 @@ def _open(cfg: CfgNode, split: str) -> LabelledImages:
     )  # fmt: skip
     if not data.SPLIT:
         return images
-    trains = stratified_split([[int(label)] for label in images.labels], data.SPLIT, data.SEED)
+    groups = groups_of(images)
+    if groups is not None and split == "TRAIN":
+        say_groups(groups)
+    trains = stratified_split([[int(label)] for label in images.labels], data.SPLIT, data.SEED, groups)
     rows = np.flatnonzero(trains == (split == "TRAIN"))
     return select(
         Selected(images, rows, images.labels[rows], list(images.classes)), long_tail=long_tail, seed=data.SEED
     )
+
+
+def groups_of(images: LabelledImages) -> np.ndarray | None:
+    """[N] the number of each image's group, by ``groups.csv`` near the files, or beside the tar files; see there."""
+    whole, positions = unselected(images)
+    if not isinstance(whole, ShardImages):
+        return None if (files := file_names(images)) is None else image_groups(files)
+    if not len(positions) or is_url(whole.place.root):
+        return None
+    folder = os.path.dirname(whole.archive(whole.index[0]))
+    return image_groups([f"{folder}/{os.fsdecode(name)}" for name in whole.paths[positions]], folder)
 
 
 def _digest(source: SourceBackbone) -> str:

@@ -211,7 +211,8 @@ def evaluate(
             None: nothing is kept.
 
     Returns:
-        The records of this network and these settings, as in ``results.jsonl``: task, metric, value in percent, ….
+        The records of this network, these settings and these evaluations, as in ``results.jsonl``: task, metric, value
+        in percent, ….
     """
     if not isinstance(module, nn.Module):
         raise InputError(
@@ -226,11 +227,20 @@ def evaluate(
         words |= {"DATASETS.ROOT": str(root)} if root else {}
         cfg = load_config(get_cfg(), data, [word for pair in {**words, **(settings or {})}.items() for word in pair])
         source = _source(module, name, input, cfg.INPUT.IMAGE_SIZE)
+        asked_for: list[dict[str, Any]] = []
         for asked in evaluations:
-            run(cfg, Request(asked, source.name, source=source))
+            run(cfg, request := Request(asked, source.name, source=source))
+            tasks = ("knn", asked) if asked == "retrieval" else (asked,)
+            asked_for += [{**request.identities[0], "task": task} for task in tasks]
         file = folder / "results.jsonl"
         lines = read(file)[0] if file.is_file() else []
-        return [line for line in lines if line["checkpoint"]["sha256"] == source.sha256]
+        return [line for line in lines if any(_is_of(line, identity) for identity in asked_for)]
+
+
+def _is_of(record: Mapping[str, Any], identity: Mapping[str, Any]) -> bool:
+    """Whether a record is of an evaluation: its weights, settings, data set, and the first word of its task."""
+    own = {**record, "sha256": record["checkpoint"].get("sha256"), "task": record["task"].partition("/")[0]}
+    return all(own.get(key) == value for key, value in identity.items())
 
 
 def _source(module: nn.Module, name: str, spec: NetworkInput | Mapping[str, Any] | None, size: int) -> SourceBackbone:

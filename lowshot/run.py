@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
@@ -25,8 +25,6 @@ from momentum_transfer.core.log import say, table
 from momentum_transfer.core.run_lock import alone_in
 from momentum_transfer.core.settings import keep
 from momentum_transfer.images.content import Overlap, report_overlap, shared_images, shared_rows
-from momentum_transfer.images.groups import image_groups
-from momentum_transfer.images.subsets import file_names
 from momentum_transfer.lowshot import evaluations, inputs
 from momentum_transfer.lowshot.config import EVALUATIONS, check_settings
 from momentum_transfer.lowshot.evaluations import ON_FEATURES, ON_IMAGES, Wanted
@@ -52,6 +50,7 @@ class Request:
     verify: bool = False  # recognise images in the feature cache by content
     forbid_overlap: bool = False  # refuse test images that are among the training images
     source: SourceBackbone | None = None  # the backbone itself; ``weights`` then only names it
+    identities: list[dict[str, Any]] = field(default_factory=list)  # gets what the records of the evaluation share
 
 
 def run(cfg: CfgNode, request: Request) -> list[Score]:
@@ -64,11 +63,12 @@ def run(cfg: CfgNode, request: Request) -> list[Score]:
     _check_writable(file)
     with distributed.process_group(choose_device()), _lock(cfg, request):
         subject, evaluate = _prepare(cfg, request)
+        identity = {"sha256": subject.checkpoint["sha256"], "config": subject.config, "data": subject.data}
+        identity["start_network" if request.command in evaluations.SCORES_OWN_NETWORKS else "network"] = subject.network
+        request.identities.append(identity)
         alone = request.command in ON_FEATURES  # on features that all processes have computed, rank 0 works alone
         if alone and not distributed.is_main():
             return []
-        identity = {"sha256": subject.checkpoint["sha256"], "config": subject.config, "data": subject.data}
-        identity["start_network" if request.command in evaluations.SCORES_OWN_NETWORKS else "network"] = subject.network
 
         def wanted(task: str, protocol: str, trial: int) -> bool:
             protocol += subject.features
@@ -172,8 +172,7 @@ def _prepare(cfg: CfgNode, request: Request) -> tuple[Subject, _Evaluate]:
     images = inputs.Images(cfg, request.verify, own)
     counts = _counts(images.test.labels, images.test.classes)
     subject = subject_of(cfg, request.command, request.weights, source, counts)
-    if (files := file_names(images.test)) is not None:
-        subject = replace(subject, groups=image_groups(files))
+    subject = replace(subject, groups=inputs.groups_of(images.test))
     subject = _with_overlap(subject, request, lambda: shared_images(images.train, images.test))
     if on_images:
         return subject, partial(ON_IMAGES[request.command], cfg, source, images)

@@ -154,8 +154,12 @@ def load_embedding(run: str | Path, network: str | None = None) -> Branch | None
     with checkpoints.fitting(file):
         cfg.merge_from_other_cfg(CfgNode.load_cfg(state["config"]))
     classes = state["model"].get("student.fc.weight", [[]] * 10)
+    cfg.NORM.GROUP_SIZE = 0  # evaluation takes the first group's statistics, whatever processes and groups there were
     method = build_method(cfg, len(classes))
-    method.load_state_dict(state["model"])
+    fresh = {name: value for name, value in method.state_dict().items() if ".pending_" in name}
+    model = {name: value for name, value in state["model"].items() if not name.endswith(("group_mean", "group_var"))}
+    with checkpoints.fitting(file):
+        method.load_state_dict(model | fresh)
     networks: dict[str, nn.Module] = method.networks()
     chosen = network or method.network_default
     if chosen not in networks:

@@ -212,8 +212,11 @@ def _knn_monitor(cfg: CfgNode, images: LabelledImages, device: torch.device) -> 
     if cfg.DATA.NAME in ("filelist", "images"):
         raise InputError(f"expected RUN.KNN_EVERY 0 with DATA.NAME {cfg.DATA.NAME}, which has no held-out part; score "
                          "the exported backbone with tools/lowshot.py knn")  # fmt: skip
-    held_out = evaluation_images(cfg, build_images(cfg, cfg.RUN.KNN_SPLIT, held_out=True))
     bank = evaluation_images(cfg, without_class(images, "unlabeled"))  # STL-10's unlabelled images cannot vote
+    if (voting := len(np.unique(bank.images.labels))) < 2:  # one class alone is always right
+        raise InputError(f"expected training images of two classes or more for RUN.KNN_EVERY, found {voting} in "
+                         f"{cfg.DATA.NAME} {cfg.DATA.SPLIT}; set it to 0, or name a labelled DATA.SPLIT")  # fmt: skip
+    held_out = evaluation_images(cfg, build_images(cfg, cfg.RUN.KNN_SPLIT, held_out=True))
     pairs = zip(bank.images.classes, held_out.images.classes, strict=False)
     if other := next((pair for pair in pairs if pair[0] != pair[1]), None):
         raise InputError(f"expected the same classes in both parts for RUN.KNN_EVERY, found {other[0]} in the training "

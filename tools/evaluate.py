@@ -31,7 +31,7 @@ if not __package__:  # python tools/NAME.py
 
 from momentum_transfer.core.command import above_0, at_least, own_file, run_tool
 from momentum_transfer.core.errors import InputError, counted
-from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, weights_name, write_text
+from momentum_transfer.core.files import RANDOM_OF, given_name, is_hub_name, is_made, write_text
 from momentum_transfer.core.log import say, silent, table, warn
 from momentum_transfer.core.loggers import suite_run
 from momentum_transfer.core.shipped import started, typed, workplace
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> None:
     weights = [_weights_from_root(name) for name in args.weights or suite.weights]
     place = Path.cwd()
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
-    names = ", ".join([*(["its own pretrainings"] if suite.sweep else []), *map(weights_name, weights)])
+    names = ", ".join([*(["its own pretrainings"] if suite.sweep else []), *map(given_name, weights)])
     say(f"suite {suite.name}: {len(suite.tasks)} tasks for each of {names or 'no checkpoint'}; output in {output}")
     if args.copy_to and not args.export:
         check_store(args.copy_to)
@@ -80,10 +80,14 @@ def main(args: argparse.Namespace) -> None:
     for name in (name for name in NO_FILES if name in weights):
         if (left_out := len(suite.tasks) - sum(job.weights == name for job in jobs)) > 0:
             say(f"left out for {name}, because they need converted weights: {counted(left_out, 'task')}")
-    if (gpus := args.gpus) is None:
+    if (gpus := args.gpus) is None or (gpus and engine is None):
         import torch
 
-        gpus = torch.cuda.device_count() if engine is None else engine.gpus()
+        found_here = torch.cuda.device_count() if engine is None else engine.gpus()
+        if gpus is None:
+            gpus = found_here
+        elif gpus > found_here and not (args.dry_run or args.export):
+            raise InputError(f"expected --gpus of at most the {found_here} of this machine, found {gpus}; leave it out")
     costs = expected(jobs, gpus, read_measured(args.measured) if args.measured else None)
     if args.dry_run:
         show_plan(jobs, costs, gpus, args.price)

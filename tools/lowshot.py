@@ -59,23 +59,24 @@ def _own_data(args: argparse.Namespace) -> list[str]:
             raise InputError("expected --train FOLDER with --val or --split, found none; add it")
         return []
     train = Path(args.train).expanduser().resolve()
-    settings = ["DATASETS.NAME", "imagefolder", "DATASETS.ROOT", str(train.parent), "DATASETS.TRAIN", train.name]
     if args.val is not None and args.split is not None:
         raise InputError("expected --val or --split, found both; leave one out")
-    if args.val is not None:
-        return [*settings, "DATASETS.TEST", str(Path(args.val).expanduser().resolve())]
-    if args.split is not None:
-        return [*settings, "DATASETS.SPLIT", str(args.split)]
-    parts = [name for name in ("val", "valid", "validation", "test") if (train / name).is_dir()]
-    if not (train / "train").is_dir() or not parts:
+    folders = {path.name.lower(): path.name for path in train.iterdir() if path.is_dir()} if train.is_dir() else {}
+    first = next((folders[name] for name in ("train", "training") if name in folders), "")
+    parts = [folders[name] for name in ("val", "valid", "validation", "test") if first and name in folders]
+    if args.split is not None and parts:  # train and val would be the classes
+        raise InputError(f"expected no --split with {train}, which has its own train/ and val/; leave it out")
+    if args.val is None and args.split is None and not parts:
         raise InputError(f"expected --val FOLDER or --split 0.8, or folders train and val in {train}; add one of them")
-    if parts[1:]:
+    test = parts[0] if args.val is None and parts else str(Path(args.val or "").expanduser().resolve())
+    if left := [name for name in parts if train / name != train / test]:
         from momentum_transfer.images.reading import image_files
 
-        count = sum(len(image_files(train / name)) for name in parts[1:])
-        say(f"left out: {counted(count, 'image')} of {' and '.join(parts[1:])}, which neither trains nor tests")
-    return ["DATASETS.NAME", "imagefolder", "DATASETS.ROOT", str(train), "DATASETS.TRAIN", "train",
-            "DATASETS.TEST", parts[0]]  # fmt: skip
+        count = sum(len(image_files(train / name)) for name in left)
+        say(f"left out: {counted(count, 'image')} of {' and '.join(left)}, which neither trains nor tests")
+    train = train / first if parts else train
+    settings = ["DATASETS.NAME", "imagefolder", "DATASETS.ROOT", str(train.parent), "DATASETS.TRAIN", train.name]
+    return [*settings, *(("DATASETS.TEST", test) if args.split is None else ("DATASETS.SPLIT", str(args.split)))]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -86,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     add("--weights", default="", help="checkpoint, run folder, hf:org/name, timm:NAME, random-of:CKPT, …")
     add("--network", choices=("teacher", "student"), help="network of the checkpoint")
     add("--train", metavar="FOLDER", help="your own images, a folder a class (or train/ and val/)")
-    add("--val", metavar="FOLDER", help="what tests, a folder a class; or:")
+    add("--val", metavar="FOLDER", help="what tests, a folder a class (instead of --train's val/); or:")
     add("--split", type=float, metavar="FRACTION", help="fraction of --train's images that train")
     add("--family", help="kind of a foreign checkpoint, if it is not recognised")
     add("--arch", metavar="TEXT", help="architecture, where it cannot be inferred, or of scratch: timm:NAME")

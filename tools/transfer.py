@@ -72,7 +72,8 @@ def _settings(args: argparse.Namespace, source: Any = None) -> tuple[Any, Any]:
     if args.unlabelled is not None:
         overrides += ["SEMI.TEACHER", "True", "SEMI.UNLABELLED", str(args.unlabelled)]
     overrides += [*novel[end:], *args.overrides]
-    return load_for(args.config, overrides, own, weights=args.weights or "", resume=args.resume, read=source)
+    given = {"weights": args.weights or "", "resume": args.resume, "eval_only": args.eval_only, "read": source}
+    return load_for(args.config, overrides, own, **given)
 
 
 def refusals(args: argparse.Namespace, shared: Any) -> Iterator[tuple[str, str]]:
@@ -103,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
     add("--novel", nargs="+", metavar="CLASS", help="novel classes, as FEW_SHOT.NOVEL (docs/how-to/few-shot.md)")
     add("--minutes", type=float, metavar="M", help="a schedule of so long; the first of several runs decides")
     add("--engine", choices=("auto", "detectron2", "torchvision"), help="default: the config's ENGINE")
-    add("--eval-only", action="store_true", help="score the detector in --weights without training")
+    add("--eval-only", action="store_true", help="score the detector in --weights, in another OUTPUT_DIR than its own")
     add("--resume", action="store_true", help="go on with a training that was stopped")
     add("--trials", type=int, help="how many seeds (default: the config's TRIALS)")
     add("--results", type=own_file, help="where records go (default: OUTPUT_DIR/results.jsonl)")

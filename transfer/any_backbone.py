@@ -205,7 +205,9 @@ def group_rules(cfg: CfgNode) -> GroupRules | None:
     # No weight decay as the network's authors have it: position embeddings mostly.
     undecayed: set[str] = set(getattr(network.network, "no_weight_decay", set)())
     decay = cfg.SOLVER.LAYER_DECAY
-    layers = layers_of(network) if decay != 1.0 else {}
+    # ConvNeXt's norm before the classifier is a layer for timm, but no map depends on it.
+    unused = frozenset() if network.plain else _unused(detector_architecture(cfg))
+    layers = {name: k for name, k in layers_of(network).items() if name not in unused} if decay != 1.0 else {}
     above = max(layers.values(), default=0) + 1  # neck and heads
 
     def scale(name: str) -> float:

@@ -465,6 +465,9 @@ def _contradictions(cfg: CfgNode) -> Iterator[str]:
     for name in ("RPN", "ROI_HEADS", "RETINANET"):
         if len(cfg.MODEL[name].IOU_LABELS) != len(cfg.MODEL[name].IOU_THRESHOLDS) + 1:
             yield f"expected MODEL.{name}.IOU_LABELS one longer than IOU_THRESHOLDS, found it is not"
+    if cfg.MODEL.MASK_ON and cfg.MODEL.META_ARCHITECTURE in ("RetinaNet", "FCOS"):
+        name = cfg.MODEL.META_ARCHITECTURE
+        yield f"expected MODEL.MASK_ON False for {name}, which has no mask head, found True; set it False"
     if cfg.MODEL.ROI_HEADS.NAME == "CascadeROIHeads":
         yield from _cascade_problems(cfg)
     for key, width in _NORMS.items():

@@ -24,7 +24,7 @@ from momentum_transfer.transfer.torchvision_engine import detection_run
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
 from momentum_transfer.transfer.torchvision_engine.data import TestSamples, annotated_images
 from momentum_transfer.transfer.torchvision_engine.dense import RetinaNetHead
-from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector, OneStage
+from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector, OneStage, train_backbone_only
 from momentum_transfer.transfer.torchvision_engine.engine import build, build_training, initialise, training_loader
 from momentum_transfer.transfer.torchvision_engine.roi_heads import Res5RoIHeads
 from momentum_transfer.transfer.torchvision_engine.segmentors import LinearSegmentor
@@ -67,9 +67,9 @@ def cost_of(cfg: CfgNode) -> Cost:
     device = choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         network = build(cfg).eval().to(device)
+    parameters = int(parameter_count(network)[""])
     backbone, step = network.backbone, math.lcm(network.backbone.size_divisibility, _STEP)
     side = backbone.square or math.ceil(cfg.INPUT.MIN_SIZE_TEST / step) * step
-    trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     with torch.no_grad():
         image = torch.zeros(1, 3, side, side, device=device)
         maps: dict[str, Tensor] = {}
@@ -78,7 +78,9 @@ def cost_of(cfg: CfgNode) -> Cost:
         kept.remove()
         parts = _heads(cfg, network, image[0], {name: torch.zeros_like(found) for name, found in maps.items()})
         above = sum(times * _flops(part, *inputs) for part, inputs, times in parts)
-    return Cost(int(parameter_count(network)[""]), trained, below + above, below, side)
+    train_backbone_only(network, cfg.MODEL.BACKBONE.TRAINABLE, cfg.SEED)  # last: low-rank updates are merged at test
+    trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    return Cost(parameters, trained, below + above, below, side)
 
 
 #: A part of a network, inputs of the sizes that it sees, and how often it does.
@@ -221,6 +223,7 @@ def _timed(experiment: Experiment, device: torch.device) -> tuple[float, float]:
     cfg, task = experiment.cfg, experiment.task
     detector = build(cfg)
     initialise(detector, experiment.initial)
+    train_backbone_only(detector, cfg.MODEL.BACKBONE.TRAINABLE, cfg.SEED)
     training = build_training(cfg, detector.to(device), Position(0, (), ()))
     detector.train()
     first = cfg.SEMI.BURN_IN if cfg.SEMI.TEACHER else 0  # after the burn-in steps are longest

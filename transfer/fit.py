@@ -68,15 +68,20 @@ class Machine:
 
 
 def this_machine(device_name: str) -> Machine:
-    """The device of MODEL.DEVICE and its free memory; 4 GB on a system that does not say."""
+    """The device of MODEL.DEVICE and its free memory; 4 GB on a system that does not say.
+
+    Under torchrun that of rank 0, so that all processes fit the same settings.
+    """
     import torch
 
     from momentum_transfer.core.devices import choose_device
+    from momentum_transfer.core.distributed import broadcast, process_group
 
     device = choose_device(device_name, "MODEL.DEVICE")
-    if device.type == "cuda":
-        return Machine("cuda", float(torch.cuda.mem_get_info(device)[0]))
-    return Machine("cpu", float(available_memory() or 4e9))
+    kind = "cuda" if device.type == "cuda" else "cpu"
+    free = torch.cuda.mem_get_info(device)[0] if kind == "cuda" else available_memory() or 4e9
+    with process_group(device):
+        return Machine(kind, float(broadcast(torch.tensor(int(free), device=device))))
 
 
 def settings_of_data(cfg: CfgNode, sets: Sequence[DetectionData]) -> list[FittedSetting]:

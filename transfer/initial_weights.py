@@ -18,7 +18,7 @@ from momentum_transfer.backbones.source import SourceBackbone, is_constant
 from momentum_transfer.backbones.timm_network import TimmArchitecture
 from momentum_transfer.core.checkpoints import read_archive
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import RANDOM_OF, is_hub_name, sha256_of, weights_name
+from momentum_transfer.core.files import RANDOM_OF, given_name, is_hub_name, sha256_of
 from momentum_transfer.core.log import warn
 from momentum_transfer.transfer import any_backbone
 
@@ -76,7 +76,7 @@ def read_initial(
     if isinstance(source, InitialWeights):
         return source
     found = source.architecture
-    fields: Any = {"name": weights_name(weights), "sha256": source.sha256, "network": source.network}
+    fields: Any = {"name": given_name(weights), "sha256": source.sha256, "network": source.network}
     fields["checkpoint"] = source.checkpoint
     if asked is None and isinstance(found, Architecture):
         names = detectron2_names(found)
@@ -133,7 +133,7 @@ def read_source(weights: str, asked: TimmArchitecture | None = None) -> InitialW
     tree = read_tree(path) if path.suffix == ".pth" else None
     state = _tensors_in(tree) or {}
     if any(name.startswith(_HEADS) for name in state) and any(name.startswith("backbone.") for name in state):
-        return InitialWeights(weights_name(weights), sha256_of(path), detector=state)
+        return InitialWeights(given_name(weights), sha256_of(path), detector=state)
     return load_backbone(weights, architecture=asked, tree=tree)
 
 

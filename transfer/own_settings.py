@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from momentum_transfer.transfer.experiment import Experiment
     from momentum_transfer.transfer.initial_weights import InitialWeights
 
-#: Settings of SOLVER that --minutes decides.
+#: Settings of SOLVER that --minutes decides, besides SEMI.BURN_IN of a teacher.
 _SCHEDULE = ("MAX_ITER", "STEPS", "WARMUP_ITERS")
 
 
@@ -62,7 +62,7 @@ class Opened:
 
 def load_for(
     file: str | Path | None, overrides: Sequence[str] = (), source: OwnSource | None = None, *, weights: str = "",
-    resume: bool = False, read: InitialWeights | SourceBackbone | None = None,
+    resume: bool = False, eval_only: bool = False, read: InitialWeights | SourceBackbone | None = None,
 ) -> tuple[CfgNode, Opened]:  # fmt: skip
     """Settings of a config file with what follows from the data, the machine and the weights; each is logged.
 
@@ -72,11 +72,12 @@ def load_for(
         weights: value of --weights; with FIT_TO_DATA the ResNet's depth is that of the weights.
         read: the weights, where they were read already.
         resume: the fitted settings are those of the run in OUTPUT_DIR, where there is one.
+        eval_only: they are those that the weights were trained with, whatever this machine would choose.
 
     A segmenter's settings also follow from custom label PNGs where the config's crops do not fit into them.
 
     Raises:
-        InputError: wrong settings or data.
+        InputError: wrong settings or data; with ``eval_only``, no settings beside the weights where any are fitted.
     """
     cfg = config.load(file, overrides)
     given = set(overrides[::2])
@@ -97,7 +98,8 @@ def load_for(
         task = open_task(cfg)
         found = settings_of_data(cfg, task.sets())
     if task is not None and (cfg.FIT_TO_DATA or crops_fail):
-        found += _fitted(cfg, task.train, overrides[::2], resume)
+        earlier = _trained(weights or cfg.MODEL.WEIGHTS) if eval_only else _begun(cfg) if resume else None
+        found += _fitted(cfg, task.train, overrides[::2], earlier)
     if cfg.FIT_TO_DATA and "MODEL.BACKBONE.ARCH" not in given and weights:
         from momentum_transfer.backbones.source import SourceBackbone
         from momentum_transfer.transfer.initial_weights import NONE, read_source
@@ -136,12 +138,12 @@ def _of_labels(train: str, source: OwnSource) -> list[FittedSetting]:
             FittedSetting("MODEL.SEM_SEG_HEAD.NUM_CLASSES", classes, "classes of the labels")]  # fmt: skip
 
 
-def _fitted(cfg: CfgNode, sets: Sequence[Any], given: Sequence[str], resume: bool) -> list[FittedSetting]:
-    """What follows from the training data and the machine, or what the run in OUTPUT_DIR began with."""
-    before, machine = _begun(cfg), this_machine(cfg.MODEL.DEVICE)
+def _fitted(cfg: CfgNode, sets: Sequence[Any], given: Sequence[str], before: Path | None) -> list[FittedSetting]:
+    """What follows from the training data and the machine, or what a run began with: its settings are in ``before``."""
+    machine = this_machine(cfg.MODEL.DEVICE)
     segments = task_name(cfg) == "segmentation"
     fitted = fit_segmenter(cfg, sets, machine, given) if segments else fit(cfg, sets, machine, given)
-    if resume and before.is_file():
+    if before is not None and before.is_file():
         earlier = config.load(before)
         return [FittedSetting(one.key, value_of(earlier, one.key), "as the run began") for one in fitted]
     return fitted
@@ -151,6 +153,18 @@ def _begun(cfg: CfgNode) -> Path:
     """The settings of the run in OUTPUT_DIR, of several trials those of the first."""
     alone, first = (Path(cfg.OUTPUT_DIR) / file for file in ("config.yaml", "trial_0/config.yaml"))
     return first if first.is_file() and not alone.is_file() else alone
+
+
+def _trained(weights: str) -> Path:
+    """The settings beside a detector's weights; InputError without them."""
+    place = Path(weights)
+    file = (place if place.is_dir() else place.parent) / "config.yaml"
+    if not file.is_file():
+        raise InputError(
+            f"expected the training's config.yaml beside --weights for what is fitted to data with --eval-only, found "
+            f"no {file}; give its run's folder, or FIT_TO_DATA False and the sizes and anchors it was trained with"
+        )
+    return file
 
 
 def architecture_settings(architecture: AnyArchitecture) -> list[FittedSetting]:
@@ -182,8 +196,7 @@ def kept_schedule(cfg: CfgNode, minutes: float, place: Path, resume: bool = Fals
         raise InputError(f"expected --minutes above 0, found {minutes:g}; give a length of time")
     file, begun = _schedule_file(cfg, minutes, place), _begun(cfg)
     if resume and begun.is_file():
-        earlier = config.load(begun).SOLVER
-        return _with_schedule(cfg, {key: earlier[key] for key in _SCHEDULE}, minutes, "as the run began")
+        return _with_schedule(cfg, _schedule_of(config.load(begun)), minutes, "as the run began")
     if file.is_file():
         why = f"decided by the first run of this comparison, {file}"
         return _with_schedule(cfg, _read_schedule(file), minutes, why)
@@ -207,18 +220,25 @@ def _schedule_file(cfg: CfgNode, minutes: float, place: Path) -> Path:
     return place / f"schedule_{sha256_of_text(f'{identity(cfg, evaluation=False)} {minutes:g}')[:12]}.json"
 
 
+def _schedule_of(cfg: CfgNode) -> dict[str, Any]:
+    return {**{key: cfg.SOLVER[key] for key in _SCHEDULE}, "BURN_IN": cfg.SEMI.BURN_IN}
+
+
 def _with_schedule(cfg: CfgNode, schedule: dict[str, Any], minutes: float, why: str) -> CfgNode:
     say(f"  SOLVER.MAX_ITER {schedule['MAX_ITER']} for --minutes {minutes:g}: {why}")
     shorter = cfg.clone()
     shorter.defrost()
     for key in _SCHEDULE:
         shorter.SOLVER[key] = type(cfg.SOLVER[key])(schedule[key])
+    if cfg.SEMI.TEACHER:
+        shorter.SEMI.BURN_IN = schedule["BURN_IN"]
     shorter.freeze()
+    config.check_settings(shorter)
     return shorter
 
 
 def _shortened(experiment: Experiment, minutes: float) -> dict[str, Any]:
-    """The settings of `_SCHEDULE` by a few timed steps: the recipe's, or shorter ones."""
+    """The schedule by a few timed steps: the recipe's, or a shorter one."""
     from momentum_transfer.transfer.cost import estimate
     from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
 
@@ -233,19 +253,20 @@ def _shortened(experiment: Experiment, minutes: float) -> dict[str, Any]:
     whole, solver = cfg.SOLVER.MAX_ITER, cfg.SOLVER
     steps = min(found.steps_within(60 * minutes), whole)
     if steps == whole:
-        return {key: solver[key] for key in _SCHEDULE}
+        return _schedule_of(cfg)
     say(f"  {steps} iterations instead of {whole}: {minutes:g} minutes at {found.step:.2f} s an iteration")
     if steps < whole / 10:
         warn(f"{steps} iterations are {100 * steps / whole:.0f} % of the recipe's: a detector that has learnt little")
     warmup = min(solver.WARMUP_ITERS, max(steps // 10, 1))
-    return {"MAX_ITER": steps, "STEPS": [step * steps // whole for step in solver.STEPS], "WARMUP_ITERS": warmup}
+    milestones, burn_in = [step * steps // whole for step in solver.STEPS], cfg.SEMI.BURN_IN * steps // whole
+    return {"MAX_ITER": steps, "STEPS": milestones, "WARMUP_ITERS": warmup, "BURN_IN": burn_in}
 
 
 def _read_schedule(file: Path) -> dict[str, Any]:
     """What `timed_schedule` kept."""
     found = read_json(file, "a schedule")
     try:
-        numbers = [found["MAX_ITER"] - 1, found["WARMUP_ITERS"], *found["STEPS"]]
+        numbers = [found["MAX_ITER"] - 1, found["WARMUP_ITERS"], *found["STEPS"], found["BURN_IN"]]
         whole = all(type(number) is int and 0 <= number < 1e9 for number in numbers)
     except (TypeError, KeyError):
         whole = False

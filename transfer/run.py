@@ -136,6 +136,12 @@ def _resolve(cfg: CfgNode, request: Request, engine: Engine, opened: Opened) -> 
     """Read the weights, then open the data, which may take minutes; what can be refused is refused before."""
     if request.eval_only and request.weights.lower() == NONE:
         raise InputError("expected a trained detector (model_final.pth) with --eval-only, found --weights none")
+    out = Path(cfg.OUTPUT_DIR)
+    if request.eval_only and any(has_checkpoint(one) or (one / CLAIM).is_file() for one in (out, *out.glob("trial_*"))):
+        raise InputError(
+            f"expected an OUTPUT_DIR of its own for --eval-only, found a training in {out}, whose settings and results "
+            f"it would overwrite; choose another, such as OUTPUT_DIR {out}_eval"
+        )
     place = (request.results or Path(cfg.OUTPUT_DIR)).parent  # of all runs whose records are read together
     minutes = request.minutes  # None: the schedule is decided
     if minutes is not None and (kept := kept_schedule(cfg, minutes, place, request.resume)) is not None:

@@ -6,6 +6,7 @@ Files that this project exported or converted are read straight by their metadat
 
 import contextlib
 from collections.abc import Mapping
+from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,17 +19,24 @@ from momentum_transfer.backbones.containers import INDEX
 from momentum_transfer.backbones.families import BY_NAME, ONLY
 from momentum_transfer.backbones.matching import OWN_FORMAT, Reading, choose, coverage_message
 from momentum_transfer.backbones.module_network import MODULE, of_text
+from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.safe_load.read_file import read_safetensors_metadata, read_tree, refuse_other_formats
 from momentum_transfer.backbones.source import CoverageError, KeyReport, SourceBackbone, refuse_values
 from momentum_transfer.backbones.timm_models import TIMM, TimmArchitecture
 from momentum_transfer.backbones.timm_network import published
-from momentum_transfer.backbones.understanding import Hints, detectors_network, read_model_config, timm_architecture_in
+from momentum_transfer.backbones.understanding import (
+    Hints,
+    detectors_network,
+    input_in,
+    read_model_config,
+    timm_architecture_in,
+)
 from momentum_transfer.core import digests
 from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import RANDOM_OF, is_hub_name, sha256_of, weights_name
-from momentum_transfer.core.log import say, speaking
+from momentum_transfer.core.files import RANDOM_OF, given_name, is_hub_name, sha256_of, weights_name
+from momentum_transfer.core.log import say, speaking, warn
 from momentum_transfer.core.settings import learned_settings, pretraining_hash
 
 #: The ``format`` in the metadata of this project's exports and conversions.
@@ -93,7 +101,7 @@ def load_backbone(
     _settle_network(reading, network, carried, file)
     source = _finish(reading, carried, file)
     on_hub = is_hub_name(path)
-    source.name = weights_name(path if on_hub else file)
+    source.name = weights_name(path) if on_hub else given_name(file)
     if on_hub:
         source.metadata["source"] = hub.origin(path, file)
     return source
@@ -214,10 +222,28 @@ def _finish(reading: Reading, carried: Mapping[str, str], path: Path) -> SourceB
     if not report.complete or architecture is None:
         raise CoverageError(coverage_message(reading, path), report)
     refuse_values(reading.state, path)
+    _warn_of_input(architecture, path)
     sha256 = containers.sha256_of_shards(path) if path.name.endswith(INDEX) else sha256_of(path)
     origin = {"source": path.name, "source_sha256": sha256, "source_family": family}
     metadata = {**origin, **carried, "network": network, **build.metadata_of(architecture)}
     return SourceBackbone(reading.state, architecture, family, network, path, sha256, metadata, report)
+
+
+def _warn_of_input(architecture: AnyArchitecture, path: Path) -> None:
+    """Warn where timm's config beside a file has another mean or std than the network's images are normalised by."""
+    stated = input_in(read_model_config(path))
+    if stated is None:
+        return
+    used = build.own_input(architecture) or NetworkInput()
+    if all(isclose(*pair, abs_tol=1e-3) for pair in zip(stated.mean + stated.std, used.mean + used.std, strict=True)):
+        return
+    mean, std = stated.pixels
+    own = "" if isinstance(architecture, Architecture) else "MODEL.BACKBONE.PIXELS settings "
+    warn(
+        f"{path.with_name('config.json')} has mean {stated.mean} and std {stated.std}, but images of {architecture} "
+        f"are normalised by {used.mean} and {used.std}; for a detector set {own}MODEL.PIXEL_MEAN '{mean}' "
+        f"MODEL.PIXEL_STD '{std}' (INPUT.FORMAT RGB); other tools have no such setting"
+    )
 
 
 def carried_metadata(tree: Any, path: Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ The key report says which keys of a checkpoint were used, dropped (with the reas
 """
 
 import hashlib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -17,12 +18,12 @@ from torch import Tensor, nn
 from momentum_transfer.backbones import build
 from momentum_transfer.backbones.build import AnyArchitecture, Backbone, metadata_of
 from momentum_transfer.backbones.families import ONLY
-from momentum_transfer.backbones.module_network import ModuleArchitecture
+from momentum_transfer.backbones.module_network import ModuleArchitecture, ModuleBackbone
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.resnet import COUNTER
 from momentum_transfer.core import log
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import RANDOM_OF, sha256_of_text, weights_name
+from momentum_transfer.core.files import RANDOM_OF, given_name, sha256_of_text, weights_name
 
 
 @dataclass
@@ -162,14 +163,19 @@ def is_constant(name: str, tensor: Tensor) -> bool:
 
 
 def of_network(network: Backbone) -> SourceBackbone:
-    """A network in memory as a source: its tensors as they are, named by its architecture's text."""
+    """A network in memory as a source: its tensors as they are, named by its architecture's text.
+
+    Its hash is that of the tensors; of a user's module also of its code, which no architecture names.
+    """
     if absent := [name for name, tensor in network.state_dict().items() if tensor.is_meta]:
         found = f"none in {absent[0]}, which is on the meta device; make the module on the CPU, and load its weights"
         raise InputError(f"expected the weights of {network.architecture}, found {found}")
     state = {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}
-    text = str(network.architecture)
+    text, sha256 = str(network.architecture), _sha256_of_tensors(state)
     refuse_values({name: tensor for name, tensor in state.items() if tensor.is_floating_point()}, Path(text))
-    metadata = {"source": text, "source_sha256": _sha256_of_tensors(state), "network": ONLY}
+    if isinstance(network, ModuleBackbone):
+        sha256 = sha256_of_text(f"{sha256} {_code_of(network.net)}")
+    metadata = {"source": text, "source_sha256": sha256, "network": ONLY}
     return _of_state(state, network.architecture, text, metadata)
 
 
@@ -198,7 +204,7 @@ def random_of(architecture: AnyArchitecture, like: str) -> SourceBackbone:
     state = {name: tensor.clone() for name, tensor in _random_state(architecture).items()}
     about = {"method": "random", "random_seed": str(RANDOM_SEED), **metadata_of(architecture)}
     sha256 = sha256_of_text(str(about))  # not of the tensors: the last bits of statistics differ by machine
-    source = {"source": f"{RANDOM_OF}{weights_name(like)}", "source_sha256": sha256, "network": ONLY}
+    source = {"source": f"{RANDOM_OF}{given_name(like)}", "source_sha256": sha256, "network": ONLY}
     return _of_state(state, architecture, text, {**source, **about})
 
 
@@ -241,3 +247,33 @@ def _sha256_of_tensors(state: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _code_of(network: nn.Module) -> str:
+    """What a module does beside its tensors: names, plain attributes and functions of its submodules, and their source.
+
+    Torch's own classes and functions count by name, so that another version of torch makes no other network.
+    """
+    lines, code = [], {}
+    for name, module in network.named_modules():
+        held = {key: value for key, value in sorted(vars(module).items()) if key != "training"}
+        plain = {key: value for key, value in held.items() if _is_plain(value)}
+        functions = {key: value for key, value in held.items() if inspect.isroutine(value)}
+        called = {key: getattr(value, "__name__", "") for key, value in functions.items()}
+        lines.append(f"{name} {type(module).__qualname__} {plain} {called}")
+        code.update(dict.fromkeys([*type(module).__mro__, *functions.values()]))
+    return "\n".join([*lines, *map(_source, code)])
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (int, float, str)) or (isinstance(value, tuple) and all(map(_is_plain, value)))
+
+
+def _source(code: Any) -> str:
+    """Source of a class or function that is not torch's; "" where there is none to read."""
+    if str(code.__module__).partition(".")[0] in ("torch", "builtins"):
+        return ""
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):  # in a notebook a class has none, but its methods have
+        return "".join(map(_source, filter(inspect.isfunction, vars(code).values()))) if inspect.isclass(code) else ""

@@ -204,6 +204,14 @@ def weights_name(path: str | Path) -> str:
     return re.sub(r"(\.(pt|pth|tar|pkl|safetensors|npz))+$", "", parts[-1]) if parts else str(path)
 
 
+def given_name(weights: str | Path, folder: str | Path = "") -> str:
+    """``weights_name`` of weights as given, seen from ``folder``: ``last.pth`` is called as by its whole path."""
+    if (text := str(weights)).startswith(RANDOM_OF):
+        return f"random-of-{given_name(text.removeprefix(RANDOM_OF), folder)}"
+    path = os.path.abspath(os.path.join(folder, text))
+    return weights_name(path if os.path.exists(path) else text)
+
+
 #: Names of folders and files that say which part of a set they hold, but not which set.
 _PART = re.compile(r"[\W_]*((train|training|val|valid|validation|test|images?|img|labels?|masks?|annotations?|data|"
                    r"datasets?|coco|voc|yolo|jpegimages|exports?|instances|results?|default|classes|crops|obj)[\W_]*)+",

@@ -10,6 +10,7 @@ import numpy as np
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import write_text
 from momentum_transfer.core.log import say
+from momentum_transfer.images.groups import image_groups, say_groups
 from momentum_transfer.images.reading import image_files
 from momentum_transfer.images.subsets import stratified_split
 
@@ -120,7 +121,10 @@ def open_class_folders(
 
 
 def _divided(whole: LabelledFiles, fraction: float, seed: int) -> tuple[LabelledFiles, LabelledFiles]:
-    trains = stratified_split([[label] for label in whole.labels], fraction, seed)
+    groups = image_groups([str(path) for path in whole.paths])
+    if groups is not None:
+        say_groups(groups)
+    trains = stratified_split([[label] for label in whole.labels], fraction, seed, groups)
     first, second = (
         LabelledFiles(tuple(compress(whole.paths, side)), tuple(compress(whole.labels, side)), whole.classes)
         for side in (trains, ~trains)

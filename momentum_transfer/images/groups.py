@@ -8,27 +8,36 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.errors import InputError, counted, shown
+from momentum_transfer.core.log import say
 from momentum_transfer.core.untrusted import csv_rows, item_id, read_text
 from momentum_transfer.verdicts.outcomes import group_numbers
 
 FILE = "groups.csv"
 
 
-def image_groups(files: Sequence[str]) -> np.ndarray | None:
+def image_groups(files: Sequence[str], folder: str | Path | None = None) -> np.ndarray | None:
     """[N] the number of each image's group, by ``groups.csv`` in the folder of all the images or the one above.
 
-    Images are named by their path from the file's folder, or by their name alone; see ``read_groups``. None if there is
-    no such file; InputError if an image is not in it.
+    ``folder``: that of all the images, if it is not the deepest that holds them. Images are named by their path from
+    the file's folder, or by their name alone; see ``read_groups``. None if there is no such file; InputError if an
+    image is not in it.
     """
     if not files:
         return None
-    folder = Path(os.path.commonpath({os.path.dirname(os.path.abspath(file)) for file in files}))
+    if folder is None:
+        folder = os.path.commonpath({os.path.dirname(os.path.abspath(file)) for file in files})
+    folder = Path(os.path.abspath(folder))
     path = next((place / FILE for place in (folder, folder.parent) if (place / FILE).is_file()), None)
     if path is None:
         return None
     names = [(Path(os.path.abspath(file)).relative_to(path.parent).as_posix(), Path(file).name) for file in files]
     return read_groups(path, names)
+
+
+def say_groups(groups: np.ndarray) -> None:
+    """Say that dividing a set keeps its groups whole."""
+    say(f"{FILE}: {counted(int(groups.max()) + 1, 'group')}, each of which trains or tests as a whole")
 
 
 def read_groups(source: Any, names: Sequence[Sequence[str]]) -> np.ndarray:

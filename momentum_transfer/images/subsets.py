@@ -5,7 +5,7 @@ Everything is a pure function of the labels and a seed, so that a resumed or rep
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -161,15 +161,23 @@ def stretched_epochs(epochs: int, all_images: int, kept_images: int, batch_size:
     return math.ceil(iterations / (kept_images // batch_size))
 
 
-def stratified_split(labels: Sequence[Sequence[int]], fraction: float, seed: int) -> NDArray[np.bool_]:
+def stratified_split(
+    labels: Sequence[Collection[int]], fraction: float, seed: int, groups: Integers | None = None
+) -> NDArray[np.bool_]:
     """Which items train, bool [N]: iterative stratification (Sechidis et al., ECML 2011) into two parts.
 
     The rarest class goes first; each of its items goes where most of that class is still wanted, then where most items
     are, then at random. Items without a label come last. Both parts get an item at least.
 
     ``labels`` are the classes of each item (none, one or several), ``fraction`` of the items train, and ``seed`` fixes
-    the order and the random choices. Raises InputError for a fraction outside 0..1, or fewer than two items.
+    the order and the random choices. With ``groups`` [N] (numbers 0 … G − 1) whole groups are divided, each of all the
+    classes in it. Raises InputError for a fraction outside 0..1, or fewer than two items.
     """
+    if groups is not None:
+        of_group: list[set[int]] = [set() for _ in range(int(groups.max()) + 1)]
+        for group, found in zip(groups.tolist(), labels, strict=True):
+            of_group[group].update(found)
+        return stratified_split(of_group, fraction, seed)[groups]
     if not 0 < fraction < 1:
         raise InputError(f"expected a training fraction between 0 and 1 (--split 0.8), found {fraction:g}")
     count = len(labels)

@@ -273,6 +273,21 @@ def _repeats(groups: Mapping[Measure, Mapping[str, Mapping[int, Sequence[Record]
     ]
 
 
+def current_trials(records: Sequence[Record]) -> list[Record]:
+    """Of one score's records the newest of each trial: of the weights scored last, and of each seed's last settings.
+
+    Settings that a later record of the same trial replaced do not count in other trials either: they are left over from
+    a run of more trials.
+    """
+    order = sorted(records, key=time_of)
+    own = [one for one in order if one["checkpoint"].get("sha256") == order[-1]["checkpoint"].get("sha256")]
+    last = {trial_of(one): one.get("config") for one in own}
+    replaced = {one.get("config") for one in own if one.get("config") != last[trial_of(one)]} - {own[-1].get("config")}
+    left = [one for one in own if one.get("config") not in replaced]
+    settings = {one.get("seed"): one.get("config") for one in left}
+    return [*{trial_of(one): one for one in left if one.get("config") == settings[one.get("seed")]}.values()]
+
+
 def time_of(record: Record) -> str:
     """When a record was written; ISO 8601 sorts as text."""
     return str(record.get("time", ""))

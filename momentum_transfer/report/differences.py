@@ -44,7 +44,7 @@ class Comparisons:
     Attributes:
         resamples: of the test items; 0 leaves them out.
         methods: those whose trials are pretrainings, with their checkpoints.
-        notices: why outcomes that records name could not be used.
+        notices: why outcomes that records name could not be used (also in ``faults``), or do not tell much.
         seed: of the resamples. outcomes: what was read, by the hash that records name it by.
         margin: points within which the page's words call a difference none.
     """
@@ -53,6 +53,7 @@ class Comparisons:
     resamples: int = RESAMPLES
     methods: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
     seed: int = 0
     outcomes: dict[str, Outcomes] = field(default_factory=dict)
     margin: float | None = None
@@ -104,13 +105,18 @@ class Comparisons:
         first, second = (self.results.cells[measure][each] for each in (name, base))
         shared = not first.seeds or not second.seeds or first.seeds == second.seeds
         names = f"{measure.task} of {name}", f"{measure.task} of {base}"
-        found = compare(first.values, second.values, shared, self._evidence(measure.metric, names, (first, second)))
+        evidence = self._evidence(measure.metric, names, (first, second))
+        found = compare(first.values, second.values, shared, evidence)
+        if evidence is not None and evidence.undefined:
+            self._notice(f"{measure.label.strip()}: too few test images hold such an object to show how it spreads; "
+                         "only trials count there")  # fmt: skip
         if found.in_few_groups:
             where = f"{measure.task}: " if measure.task else ""
             self._notice(f"{where}{found.clusters} groups of test images are few; intervals are wide, and rough")
-        if found.items and found.constant:
+        if found.constant:
             where = f"{measure.label.strip()}, {name} against {base}"
-            self._notice(f"{where}: the same difference on every item; p = 0 says only that these do not spread")
+            every = "on every item" if found.items else "in every trial"
+            self._notice(f"{where}: the same difference {every}; p = 0 says only that these do not spread")
         return found
 
     def _evidence(self, metric: str, names: tuple[str, str], sides: tuple[Cell, Cell]) -> ItemEvidence | None:
@@ -122,6 +128,7 @@ class Comparisons:
             for each in (*outcomes[0][1:], *outcomes[1]):
                 check_paired(outcomes[0][0], each, names)
         except InputError as error:
+            self.faults.append(str(error))
             self._notice(str(error))
             return None
         resampled = [[self._resampled(file) for file in side] for side in files]

@@ -9,7 +9,7 @@ from typing import Any
 from scipy import stats
 
 from momentum_transfer.core.errors import counted
-from momentum_transfer.report.aggregate import Record, checkpoint_of, time_of, trial_of
+from momentum_transfer.report.aggregate import Record, checkpoint_of, current_trials, trial_of
 from momentum_transfer.report.tables import CellView, RowView, TableView, number, with_interval
 
 #: Draws below which a mean is said to be of few: TFA's own scores are of 30 (arXiv 2003.06957, section 4).
@@ -31,18 +31,17 @@ def by_draw(records: Sequence[Record]) -> list[Record]:
 
 
 def _grouped(records: Sequence[Record]) -> dict[tuple[str, ...], dict[int, list[Record]]]:
-    """The newest record of every trial by measure and weights, then by draw; those without a value are left out."""
-    trials: dict[tuple[tuple[str, ...], int, int], Record] = {}
+    """What ``current_trials`` leaves of every draw by measure and checkpoint; those without a value are left out."""
+    groups: dict[tuple[tuple[str, ...], int], list[Record]] = defaultdict(list)
     for record in records:
         if type(record.get("draw")) is int and record["value"] is not None:
             checkpoint = checkpoint_of(record)
             about = ("task", "metric", "dataset", "protocol", "engine", "network", "shots")
             group = (*(str(record.get(key) or "") for key in about), checkpoint)
-            key = group, record["draw"], trial_of(record)
-            trials[key] = max(record, trials.get(key, record), key=time_of)
-    found: dict[tuple[str, ...], dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for (group, draw, _), record in sorted(trials.items(), key=lambda item: item[0]):
-        found[group][draw].append(record)
+            groups[group, record["draw"]].append(record)
+    found: dict[tuple[str, ...], dict[int, list[Record]]] = defaultdict(dict)
+    for (group, draw), same in sorted(groups.items(), key=lambda item: item[0]):
+        found[group][draw] = sorted(current_trials(same), key=trial_of)
     return found
 
 

@@ -169,8 +169,8 @@ class _Verdicts:
         by_file = [[row for row in rows if row.name == name] for name in called[1:]]
         sentences = [_sentence(comparisons, each, found.what) for each in by_file]
         sentences.append(about(found.methods))
-        gate = tuple(_gate(*each, row) for each in requirements for row in rows if row.measure == each[0])
         notices = *found.results.notices, *comparisons.notices
+        gate = tuple(_gate(*each, row, notices) for each in requirements for row in rows if row.measure == each[0])
         return Verdict(called[0], found.what, tuple(rows), tuple(sentences), gate, notices, resamples, seed)
 
     @staticmethod
@@ -357,7 +357,7 @@ def _rows(comparisons: Comparisons, labels: Mapping[Measure, str]) -> list[Row]:
     rows = []
     for (measure, name, _), said in comparisons.verdicts(family).items():
         change, cells = comparisons.of(measure, name, base), comparisons.results.cells[measure]
-        if comparisons.notices and change is not None and not change.items and cells[name].items and cells[base].items:
+        if comparisons.faults and change is not None and not change.items and cells[name].items and cells[base].items:
             raise InputError("; ".join(comparisons.notices))
         rows.append(Row(labels[measure], name, cells[base].mean, cells[name].mean, change, *said))
     return rows
@@ -372,9 +372,10 @@ def _requirement(text: str) -> tuple[str, str, float]:
     return found[1], found[2], float(found[3])
 
 
-def _gate(measure: str, sign: str, bound: float, row: Row) -> Gate:
+def _gate(measure: str, sign: str, bound: float, row: Row, notices: Sequence[str]) -> Gate:
     if row.change is None or row.change.low is None:
-        raise InputError(f"expected an interval of {measure} for {row.name}, found {row.word}; the gate needs one")
+        found = f"expected an interval of {measure} for {row.name}, found {row.word}; the gate needs one"
+        raise InputError("; ".join([found, *notices]))
     met = row.change.low >= bound if sign == ">=" else row.change.low > bound
     interval = f"{row.change.value:+.2f} [{row.change.low:+.2f}, {row.change.high:+.2f}]"
     line = f"gate {'met' if met else 'NOT MET'}: {measure} {sign} {bound:g} for {row.name}: difference {interval}"

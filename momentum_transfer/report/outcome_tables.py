@@ -90,7 +90,13 @@ def paired(where: Sequence[str], tables: Sequence[_Table]) -> tuple[list[str], l
     for name in names:
         values = np.concatenate([side[name] for side in sides])
         hits, fractions = np.isin(values, (0, 1)).all(), values.min() >= 0 and values.max() <= 1
-        inside = [side[name].min() >= 0 and side[name].max() <= 1 and bool((side[name] % 1).any()) for side in sides]
+        percent = values.max() == 100  # then a side of 0 and 1 is of fractions
+        inside = [
+            side[name].min() >= 0
+            and side[name].max() <= 1
+            and bool((side[name] % 1).any() or (percent and side[name].any()))
+            for side in sides
+        ]
         if not fractions and any(inside):
             one, other = where[inside.index(True)], where[inside.index(False)] if False in inside else where[-1]
             found = f"fractions in {one} and values beyond 1 in {other}"

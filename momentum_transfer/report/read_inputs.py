@@ -19,7 +19,7 @@ from momentum_transfer.core.errors import InputError, counted, one_line
 from momentum_transfer.core.files import weights_name
 from momentum_transfer.core.records import content_is_text
 from momentum_transfer.core.settings import kept
-from momentum_transfer.report.aggregate import Record, checkpoint_of, time_of, trial_of
+from momentum_transfer.report.aggregate import Record, checkpoint_of, current_trials
 from momentum_transfer.suites.sweep import PlotRequest
 
 #: Files of a run folder: of a run without curves or images, and those that are read.
@@ -84,10 +84,11 @@ def merge_methods(records: Sequence[Record], methods: Mapping[str, Sequence[str]
     """Several pretrainings of one method as one column: trial s is the mean over the trials of its s-th checkpoint.
 
     So intervals cover the seed of pretraining, and verdicts are about methods, by Welch's t: seeds of two methods have
-    nothing in common. Outcomes per item stay where a pretraining has one trial.
+    nothing in common. Outcomes per item stay where a pretraining has one trial. Of a pretraining that was trained or
+    evaluated again what ``current_trials`` leaves counts.
     """
     places = {checkpoint: (name, s) for name, listed in methods.items() for s, checkpoint in enumerate(listed)}
-    groups: dict[tuple[Any, ...], dict[int, Record]] = defaultdict(dict)
+    groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     others: list[Record] = []
     for record in records:
         place = places.get(checkpoint_of(record))
@@ -96,19 +97,19 @@ def merge_methods(records: Sequence[Record], methods: Mapping[str, Sequence[str]
             continue
         keys = ("task", "metric", "dataset", "protocol", "engine", "network")
         same = place, *(str(record.get(key)) for key in keys), "start_network" in record
-        group = groups[same]
-        trial = trial_of(record)
-        group[trial] = max(record, group.get(trial, record), key=time_of)
+        groups[same].append(record)
     if taken := {checkpoint_of(record) for record in others} & methods.keys():
         raise InputError(f"expected --method of another name than checkpoints have, found {min(taken)}; rename it")
     found = {place for place, *_ in groups}
     if missing := [checkpoint for checkpoint, place in places.items() if place not in found]:
         raise InputError(f"expected records of {missing[0]}, which --method names, found none; evaluate it first")
     merged: list[Record] = []
-    for ((name, place), *_), trials in groups.items():
-        values = [record["value"] for record in trials.values() if record["value"] is not None]
+    for ((name, place), *_), group in groups.items():
+        trials = current_trials(group)
+        values = [record["value"] for record in trials if record["value"] is not None]
         one = {
-            **next(iter(trials.values())),
+            **trials[0],
+            "config": " ".join(sorted({str(record.get("config") or "") for record in trials})),  # several are not one
             "checkpoint": {"name": name, "sha256": ""},
             "trial": place,
             "seed": f"{name} {place}",  # no other method has it

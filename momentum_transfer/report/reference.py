@@ -6,6 +6,7 @@ that the two can stand side by side. ``{Label}`` in those four is filled from th
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ _PAPERS = {"momentum2": "Momentum² Teacher", "rcf": "RCF", "eman": "EMAN", "fsd
            "fsdet_voc": "FsDet's model zoo, VOC", "unbiased_teacher": "Unbiased Teacher"}  # fmt: skip
 
 _KINDS = ("label", "setting", "result")
+
+#: What a result column says of its numbers, as a record of ours would.
+_MEASURE = ("task", "metric", "dataset", "protocol")
 
 #: Label columns whose words say nothing without the column's name (student BN, teacher EMAN).
 _NAMED = ("student", "teacher", "asymmetry", "pretrained", "schd.", "α", "α_base", "w_s")
@@ -133,18 +137,27 @@ def _published_row(table: ReferenceTable, row: tuple[Any, ...]) -> list[Publishe
         for column, cell in cells
         if column.kind == "setting" and isinstance(cell, int)
     ]
-    method = ", ".join([*_method(table, labels), *settings])
+    method = [*_method(table, labels), *settings]
+    results = [
+        (column, cell, {key: getattr(column, key).format(**labels) for key in _MEASURE})
+        for column, cell in cells
+        if column.kind == "result" and column.task and column.metric
+    ]
+    columns = Counter(tuple(measure.values()) for _, _, measure in results)
     return [
         Published(
-            method=method,
+            # several columns of one measure (MoCo, BYOL) are told apart by their headings
+            method=", ".join(
+                [*method, *[f"{column.group} {column.name}".strip()] * (columns[tuple(measure.values())] > 1)]
+            ),
             value=float(cell),
             # `` (a)`` for a column under a heading such as ``(a) Mask R-CNN, 1× schedule``
             source=table.source + (f" {column.group[:3]}" if column.group.startswith("(") else ""),
             mark=_mark(table, labels, column),
-            **{key: getattr(column, key).format(**labels) for key in ("task", "metric", "dataset", "protocol")},
+            **measure,
         )
-        for column, cell in cells
-        if column.kind == "result" and cell is not None and column.task and column.metric
+        for column, cell, measure in results
+        if cell is not None
     ]
 
 

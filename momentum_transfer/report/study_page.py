@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.report.aggregate import DESCRIPTIVE, Record, aggregate, checkpoint_of, time_of, trial_of
+from momentum_transfer.report.aggregate import DESCRIPTIVE, Record, aggregate, checkpoint_of, current_trials, trial_of
 from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.figures import Plot
+from momentum_transfer.report.page import markdown_row
 from momentum_transfer.report.plots import Gain, gain_plot
 from momentum_transfer.report.read_inputs import Curve
 from momentum_transfer.report.study_checks import Checked, checked, order, trend
@@ -35,7 +36,8 @@ _SPELT_OUT = 6
 class Answer:
     """One comparison: values by what pairs them, and the verdict; nothing where scores are still missing.
 
-    ``pretrainings``: the fewer checkpoints of its two sides. ``notices``: what its interval leaves out, and why.
+    ``pretrainings``: of its two sides' checkpoints that are compared, the fewer. ``notices``: what its interval leaves
+    out, and why.
     """
 
     asked: Difference
@@ -72,9 +74,9 @@ class Scores:
     curves: Sequence[Curve] = ()
 
     def by_key(self, selection: Selection, where: str) -> dict[Hashable, list[Record]]:
-        """The selection's records by what pairs them, the newest of each trial; InputError if it means several."""
+        """The selection's ``current_trials`` by what pairs them; InputError if it means several scores."""
         task, metric = selection["y"].split()
-        chosen: dict[Hashable, dict[int, Record]] = {}
+        chosen: dict[Hashable, list[Record]] = {}
         kinds: dict[Hashable, str] = {}
         for record in self.records:
             name = checkpoint_of(record)
@@ -88,12 +90,8 @@ class Scores:
             if kinds.setdefault(key, kind) != kind:
                 raise InputError(f"expected one score a seed or trial for {where}, found {kinds[key]} and {kind}; say "
                                  "more in the selection: protocol, network, checkpoint, a setting")  # fmt: skip
-            trials, trial = chosen.setdefault(key, {}), trial_of(record)
-            trials[trial] = max(record, trials.get(trial, record), key=time_of)
-        return {
-            key: _last_scored([*trials.values()])
-            for key, trials in sorted(chosen.items(), key=lambda item: str(item[0]))
-        }
+            chosen.setdefault(key, []).append(record)
+        return {key: current_trials(same) for key, same in sorted(chosen.items(), key=lambda item: str(item[0]))}
 
     def values(self, selection: Selection, where: str) -> dict[Hashable, float]:
         """The selection's means by what pairs them."""
@@ -151,9 +149,7 @@ def notes(study: Study, scores: Scores) -> list[str]:
 def _answer(asked: Difference, scores: Scores) -> Answer:
     first, second = (scores.by_key(side, f"comparison {asked.name}") for side in asked.sides())
     means = [{key: _mean(same) for key, same in side.items()} for side in (first, second)]
-    names = [{str(record["checkpoint"].get("name")) for same in side.values() for record in same}
-             for side in (first, second)]  # fmt: skip
-    answer = Answer(asked, means[0], means[1], pretrainings=min(map(len, names)))
+    answer = Answer(asked, means[0], means[1])
     if not first or not second:
         return answer
     common = [key for key in first if key in second]
@@ -164,20 +160,9 @@ def _answer(asked: Difference, scores: Scores) -> Answer:
     comparisons = Comparisons(aggregate([_relabelled(*side, whole) for side in sides]))
     found = comparisons.of(next(iter(comparisons.results.cells)), "first", "second")
     compared = [{key: side[key] for key in keys if key in side} for side in means]
-    return replace(answer, first=compared[0], second=compared[1], found=found, notices=tuple(comparisons.notices))
-
-
-def _last_scored(same: Sequence[Record]) -> list[Record]:
-    """The records of the weights that were scored last, and for every seed with its last settings."""
-    weights, settings = "", dict[Any, Any]()
-    for record in sorted(same, key=time_of):
-        weights = record["checkpoint"].get("sha256")
-        settings[record.get("seed")] = record.get("config")
-    return [
-        record
-        for record in same
-        if (record["checkpoint"].get("sha256"), record.get("config")) == (weights, settings[record.get("seed")])
-    ]
+    names = [{checkpoint_of(side[key][0]) for key in keys if key in side} for side in (first, second)]
+    return replace(answer, first=compared[0], second=compared[1], found=found, pretrainings=min(map(len, names)),
+                   notices=tuple(comparisons.notices))  # fmt: skip
 
 
 def _mean(same: Sequence[Record]) -> float:
@@ -215,7 +200,7 @@ def _key(record: Record, name: str, runs: Mapping[str, Any], selection: Selectio
 def table_markdown(found: Sequence[Answer], said: Sequence[str] = ()) -> str:
     """The table as Markdown, and below it what ``notes`` says."""
     rows = [COLUMNS, ("---",) * len(COLUMNS), *(answer.cells() for answer in found)]
-    lines = [*(f"| {' | '.join(cells)} |" for cells in rows), "", subjects(found), *(f"- {one}" for one in said)]
+    lines = [*map(markdown_row, rows), "", subjects(found), *(f"- {one}" for one in said)]
     return "\n".join(lines) + "\n"
 
 

@@ -14,6 +14,7 @@ import contextlib
 import json
 import re
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -201,14 +202,17 @@ class _Running:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+            self.outcome(-signal.SIGTERM)  # our kill says nothing of the task, which goes on next time
+            return
         self.outcome()
 
-    def outcome(self) -> Outcome | None:
-        """Note and log how it ended; None for a node's part, whose end is in the job's folder."""
+    def outcome(self, code: int | None = None) -> Outcome | None:
+        """Note and log how it ended, by its exit code; None for a node's part, whose end is in the job's folder."""
         with self.held:
             if self.node is not None:
                 return None
-            return note_end(self.job, self.process.returncode, time.monotonic() - self.began, self.spent)
+            code = self.process.returncode if code is None else code
+            return note_end(self.job, code, time.monotonic() - self.began, self.spent)
 
 
 def _claim(job: Job, held: contextlib.ExitStack, node: int = 0) -> bool:

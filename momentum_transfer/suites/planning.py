@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import RANDOM_OF, is_hub_name, is_made, sha256_of, sha256_of_text, weights_name
+from momentum_transfer.core.files import RANDOM_OF, given_name, is_hub_name, is_made, sha256_of, sha256_of_text
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.loggers import read as read_metrics
 from momentum_transfer.core.records import read
@@ -87,7 +87,8 @@ def plan(
             own.append((run, job, files))
             planner.chosen |= dict.fromkeys(files, run.preset) if run.preset else {}
     names = [name for _, _, files in own for name in files]
-    planner.chosen |= read_choices(presets, suite.presets, [*names, *map(weights_name, checkpoints)])
+    called = {weights: given_name(weights, workplace()) for weights in checkpoints}
+    planner.chosen |= read_choices(presets, suite.presets, [*names, *called.values()])
     jobs: list[Job] = []
     known: dict[str, str] = {}
     for run, job, files in own:
@@ -96,8 +97,7 @@ def plan(
         for name, weights in files.items():
             for one in planner.jobs(weights, name, job, run.seed):
                 jobs += [*(need for need in one.needs if need.task.name == PRETRAIN), one]  # of runs that come later
-    for weights in dict.fromkeys(checkpoints):
-        name = weights_name(weights)
+    for weights, name in called.items():
         if name in known:
             raise InputError(f"{known[name]} and {weights} are both called {name} in results; rename a folder, or link "
                              "to it under another name")  # fmt: skip

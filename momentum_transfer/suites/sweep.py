@@ -128,7 +128,8 @@ def _word(value: Any) -> str:
 def read_sweep(entry: Any, where: str) -> Sweep:
     """The checked ``pretrain`` entry of a suite.
 
-    InputError for an unknown key or wrong value, neither grid nor variants, no config, or SEED among the settings.
+    InputError for an unknown key or wrong value, neither grid nor variants, a setting in both, no config, or SEED
+    among the settings.
     """
     sweep = checked(entry, Sweep, where)
     grid, variants, seeds, exports = sweep.grid, sweep.variants, sweep.seeds, sweep.exports
@@ -144,6 +145,11 @@ def read_sweep(entry: Any, where: str) -> Sweep:
         raise InputError(f"{where}: expected each seed once, found {shown(list(seeds))}; take one out")
     if any("SEED" in some for some in (grid, *variants.values(), sweep.settings)):
         raise InputError(f"{where}: expected seeds under `seeds`, found SEED among the settings; move it")
+    if no := {_CONFIG, PRESET} & grid.keys():
+        raise InputError(f"{where}: expected {min(no)} under variants, found it in the grid; name a variant for each")
+    if twice := grid.keys() & {key for variant in variants.values() for key in variant}:
+        raise InputError(f"{where}: expected each setting in the grid or in variants, found {min(twice)} in both; "
+                         "take it out of one")  # fmt: skip
     if exports and not (exports.keys() == {"every", "last"} and _whole_part(exports)):
         raise InputError(f"{where}: expected exports {{every: EPOCHS, last: EPOCHS}} where every divides last, "
                          f"found {shown(exports)}")  # fmt: skip

@@ -14,6 +14,8 @@ A trial is one repetition: another sample of the labelled images, or another see
   they are hits; otherwise t with the bootstrap's standard error and items − 1 degrees of freedom, the side to which the
   items lean stretched by their skewness. It is about these trained networks alone.
 - One trial on a side and no outcomes: no verdict.
+- Outcomes of which some resamples leave the score undefined (APs of few images with a small object) do not count: it
+  rests on too few items for t with items − 1, and has no value in just the resamples that would show how it spreads.
 
 Where items come in groups (frames of a film), whole groups are resampled, and groups − 1 stand for items − 1.
 
@@ -71,9 +73,14 @@ class ItemEvidence:
         """How many things are drawn: groups of items, or items."""
         return self.items if self.clusters is None else self.clusters
 
+    @property
+    def undefined(self) -> bool:
+        """Whether some resamples have no score, because few items hold what it is about."""
+        return bool(np.isnan(self.first - self.second).any())
+
     def error_and_acceleration(self) -> tuple[float, float]:
         """Standard error by the bootstrap, whose variance is too small by (drawn − 1) / drawn, and ``acceleration``."""
-        error = float(np.nanstd(self.first - self.second, ddof=1))
+        error = float(np.std(self.first - self.second, ddof=1))
         return error * math.sqrt(self.drawn / (self.drawn - 1)), acceleration(
             self.first_left_out - self.second_left_out
         )
@@ -154,8 +161,8 @@ def compare(
     for side in (a, b):
         if not np.isfinite(side).all():
             raise InputError(f"expected finite scores, found {side[~np.isfinite(side)][0]}")
-    if evidence is not None and evidence.drawn < 2:
-        evidence = None  # one item has no spread
+    if evidence is not None and (evidence.drawn < 2 or evidence.undefined):
+        evidence = None  # one item has no spread, and few have none that can be trusted
     n, value = (len(a), len(b)), float(np.mean(a) - np.mean(b))
     if min(n) >= 2:
         same_trials = shared and set(first) == set(second)

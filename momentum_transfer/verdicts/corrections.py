@@ -109,7 +109,7 @@ def max_t(comparisons: Sequence[Comparison]) -> list[float]:
     if len(p) < 2:
         return [float(each) for each in p]
     replicates = np.stack([one.replicates for one in comparisons if one.replicates is not None])
-    centred = np.nan_to_num(replicates - np.nanmean(replicates, axis=1, keepdims=True))
+    centred = replicates - replicates.mean(axis=1, keepdims=True)
     error = centred.std(axis=1, keepdims=True)
     trials = np.array([max(one.n) > 1 for one in comparisons])[:, None]
     apart = np.random.default_rng(0).standard_normal(centred.shape)

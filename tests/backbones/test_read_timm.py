@@ -16,6 +16,7 @@ from momentum_transfer.backbones.build import build_backbone, expected_shapes
 from momentum_transfer.backbones.convert import convert_file
 from momentum_transfer.backbones.matching import OWN_FORMAT
 from momentum_transfer.backbones.read import load_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.backbones.source import CoverageError
 from momentum_transfer.backbones.timm_layouts import is_openai_order, layout_of
 from momentum_transfer.backbones.timm_network import TimmArchitecture
@@ -43,6 +44,8 @@ def features(network: torch.nn.Module, side: int) -> torch.Tensor:
     return network.forward_head(network.forward_features(images), pre_logits=True)
 
 
+#: Mean and standard deviation of images, as timm's configs have them.
+IMAGENET, HALVES = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), ([0.5] * 3, [0.5] * 3)
 #: Layouts that timm's own filter reads too, once the network is known.
 RELEASES = (writers.dinov2, writers.dinov2_registers, writers.dinov3, writers.clip_openai, writers.open_clip,
             writers.swin, writers.swin_v2, writers.convnext, writers.convnext_v2)  # fmt: skip
@@ -156,6 +159,31 @@ class TestModelConfig:
         sample = writers.transformers_vit()
         (tmp_path / "config.json").write_text(text)
         assert str(load_backbone(write(sample, tmp_path)).architecture) == sample.architecture
+
+    @pytest.mark.parametrize(
+        ("network", "own", "other", "said"),
+        [
+            ("resnet18", IMAGENET, HALVES,
+             "MODEL.PIXEL_MEAN '[127.5, 127.5, 127.5]' MODEL.PIXEL_STD '[127.5, 127.5, 127.5]'"),
+            ("vit_tiny_patch16_224", HALVES, IMAGENET,
+             "MODEL.BACKBONE.PIXELS settings MODEL.PIXEL_MEAN '[123.675, 116.28, 103.53]' "
+             "MODEL.PIXEL_STD '[58.395, 57.12, 57.375]'"),
+        ],
+    )  # fmt: skip
+    def test_another_normalisation_than_the_networks_is_warned_of(self, network, own, other, said, tmp_path, caplog):
+        resnet = network == "resnet18"
+        arguments = {} if resnet else {"depth": 1, "img_size": 32}
+        built = build_resnet(Architecture(network, 64)) if resnet else writers.net(network, **arguments)
+        path = saved(built.state_dict(), tmp_path, "pytorch_model.bin")
+        for (mean, std), warned in ((own, False), (other, True)):
+            details = {"mean": mean, "std": std}
+            config = {"architecture": network, "model_args": arguments, "pretrained_cfg": details}
+            (tmp_path / "config.json").write_text(json.dumps(config))
+            caplog.clear()
+            load_backbone(path)
+            found = [text for text in caplog.messages if "config.json has mean" in text]
+            assert len(found) == warned
+        assert said in found[0]
 
 
 class TestRefusals:

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_sample_images
+from torch import nn
 
 from momentum_transfer.backbones import source
+from momentum_transfer.backbones.module_network import of_module
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.backbones.source import KeyReport, SourceBackbone, is_constant, of_network, refuse_values
@@ -99,6 +101,36 @@ def test_a_network_in_memory_is_known_by_its_tensors():
     built = first.build()
     assert not built.training
     assert all(torch.equal(built.state_dict()[name], tensor) for name, tensor in first.state.items())
+
+
+class Pools(nn.Module):
+    def __init__(self, kind: type[nn.Module] = nn.AdaptiveAvgPool2d, side: int = 2, pool=None) -> None:
+        super().__init__()
+        self.conv, self.kind, self.side, self.pool = nn.Conv2d(3, 4, 3), kind(side), side, pool
+
+    def forward(self, images):
+        return self.kind(self.conv(images))
+
+
+class Doubles(Pools):
+    def forward(self, images):
+        return 2 * super().forward(images)
+
+
+def test_a_users_module_is_known_by_what_it_computes_too():
+    def sha256(module: nn.Module, name: str = "mine") -> str:
+        module.load_state_dict({"conv.weight": torch.arange(108.0).view(4, 3, 3, 3), "conv.bias": torch.zeros(4)})
+        return of_network(of_module(module, name, NetworkInput(16)).build()).sha256
+
+    known = sha256(Pools())
+    assert known == sha256(Pools().train()) == sha256(Pools().eval(), "other")
+    others = [Pools(nn.AdaptiveMaxPool2d), Pools(side=1), Doubles(), Pools(pool=torch.amax), Pools(pool=torch.amin)]
+    for factor in (  # classes without a source of their own, as a notebook's are
+        lambda self, images: 3 * self.conv(images),
+        lambda self, images: 4 * self.conv(images),
+    ):
+        others.append(type("Pools", (Pools,), {"__module__": "notebook", "forward": factor})())
+    assert len({known, *map(sha256, others)}) == 8
 
 
 def test_a_network_without_weights_is_refused():

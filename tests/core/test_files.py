@@ -12,6 +12,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import (
     atomic_path,
     cache_root,
+    given_name,
     refused_by_system,
     remove_leftovers,
     sha256_of,
@@ -73,6 +74,18 @@ def test_cache_follows_the_environment(monkeypatch, tmp_path):
 )
 def test_weights_are_called_by_their_run_or_by_their_own_name(path, name):
     assert weights_name(path) == name
+
+
+def test_weights_are_called_alike_however_their_path_is_typed(tmp_path, monkeypatch):
+    (tmp_path / "dl" / "sub").mkdir(parents=True)
+    (tmp_path / "dl" / "checkpoint.pth").touch()
+    monkeypatch.chdir(tmp_path / "dl" / "sub")
+    typed = ["../checkpoint.pth", str(tmp_path / "dl" / "checkpoint.pth"), "../../dl/checkpoint.pth", ".."]
+    assert {given_name(path) for path in typed} == {given_name("checkpoint.pth", tmp_path / "dl")} == {"dl"}
+    assert given_name("random-of:../checkpoint.pth") == "random-of-dl"
+    assert [given_name(text) for text in ("hf:org/moco", "pixels", "outputs/later/backbone.pkl")] == [
+        "moco", "pixels", "later",
+    ]  # fmt: skip
 
 
 def test_a_full_disk_names_the_file_that_was_meant(tmp_path):

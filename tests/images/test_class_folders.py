@@ -51,6 +51,23 @@ def test_a_split_is_stratified_and_a_lists_reader_gives_the_same_images_back(tmp
     assert [data[k][0].getpixel((0, 0))[0] for k in range(6)] == [int(path.name.split()[0]) for path in val.paths]
 
 
+def test_a_split_keeps_the_images_of_one_group_on_one_side(tmp_path, caplog):
+    folder = images(tmp_path / "mine", ant=20, bee=20)
+    rows = [
+        f"{name}/{number} of {name}.png,patient {number // 4} {name}" for name in ("ant", "bee") for number in range(20)
+    ]
+    (folder / "groups.csv").write_text("\n".join(rows), encoding="utf-8")
+    caplog.set_level("INFO")
+    parts = open_class_folders(folder, None, 0.6, seed=0)
+    patients = [{(path.parent.name, int(path.name.split()[0]) // 4) for path in part.paths} for part in parts]
+    assert not patients[0] & patients[1]
+    assert [part.counts() for part in parts] == [[12, 12], [8, 8]]  # three and two patients of each class
+    assert caplog.messages == ["groups.csv: 10 groups, each of which trains or tests as a whole"]
+    (folder / "groups.csv").write_text("\n".join(rows[1:]), encoding="utf-8")
+    with pytest.raises(InputError, match="found 1 of 40 absent, first 'ant/0 of ant"):
+        open_class_folders(folder, None, 0.6, seed=0)
+
+
 def test_a_folders_own_split_or_a_second_folder_tests(tmp_path):
     whole = images(tmp_path / "mine" / "train", ant=3, bee=2).parent
     images(whole / "val", ant=1, bee=2)

@@ -14,7 +14,7 @@ from momentum_transfer.backbones.module_network import ModuleBackbone, of_module
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.lowshot.finetune import _recompute_statistics
+from momentum_transfer.lowshot.finetune import recompute_statistics
 from momentum_transfer.lowshot.fixmatch import build_method, check_backbone
 from momentum_transfer.lowshot.library import evaluate
 from momentum_transfer.lowshot.presets import FIXMATCH
@@ -70,11 +70,39 @@ def test_any_module_is_evaluated_and_its_records_say_what_it_was(tmp_path):
     assert module.training
     assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in before.items())
     again = evaluate(module, evaluations=["knn"], settings=QUICK, output=tmp_path)
-    assert again == lines  # nothing new
+    assert again == [line for line in lines if line["task"] == "knn/k=20"]  # nothing new
     darker = evaluate(module, evaluations=["knn"], settings=QUICK, output=tmp_path, input={"std": (1, 1, 1)})
-    assert len(darker) > len(lines)  # other images are another evaluation
+    assert len(darker) == len(again)
+    assert {line["config"] for line in darker} != {line["config"] for line in again}  # other images, another evaluation
     stage = evaluate(module, evaluations=["knn"], settings={**QUICK, "FEATURES.LAYER": "res2"})
     assert stage[0]["value"] != next(line for line in lines if line["task"] == "knn/k=20")["value"]
+
+
+class Peaks(Maps):
+    """Names itself as its parent does, and computes something else of the same tensors."""
+
+    def forward(self, images):
+        return {name: each.abs() for name, each in super().forward(images).items()}
+
+
+def test_only_what_was_asked_of_a_network_comes_back_from_a_folder_of_several(tmp_path):
+    torch.manual_seed(0)
+    module = Maps()
+
+    def tops(network, **settings):
+        lines = evaluate(network, evaluations=["knn"], name="mine", settings={**QUICK, **settings}, output=tmp_path)
+        return [(line["task"], line["data"]["images"], line["value"]) for line in lines if line["metric"] == "top1"]
+
+    asked = [tops(module), tops(module, **{"KNN.PRESETS": ["majority-5"]}),
+             tops(module, **{"DATASETS.VARIANT": "strokes"})]  # fmt: skip
+    assert [[task for task, *_ in each] for each in asked] == [["knn/k=20"], ["knn/k=5"], ["knn/k=20"]]
+    assert asked[0] != asked[2]
+    retrieval = evaluate(module, evaluations=["retrieval"], name="mine", settings=QUICK, output=tmp_path)
+    assert {line["task"] for line in retrieval} == {"knn/k=20", "retrieval"}
+    other = Peaks()
+    other.load_state_dict(module.state_dict())
+    assert tops(other) != asked[0]
+    assert tops(module) == asked[0]
 
 
 def test_maps_and_widths_of_a_module_are_found():
@@ -232,7 +260,7 @@ def test_fixmatch_refuses_to_replace_a_batch_norm_that_is_not_there(preset):
 def test_precise_bn_leaves_a_network_without_batch_norm_as_it_is(caplog):
     backbone = build_backbone(parse_architecture(CONVNEXT))
     with caplog.at_level(logging.INFO):
-        _recompute_statistics(backbone, iter([]), 3)
+        recompute_statistics(backbone, iter([]), 3)
     assert "no batch normalisation whose statistics are trained" in caplog.text
     assert not backbone.training
 

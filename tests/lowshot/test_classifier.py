@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from momentum_transfer.core import distributed
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.loggers import read
@@ -115,6 +116,19 @@ def test_checkpoint_of_another_run_is_refused(tmp_path):
     model, described = run(tmp_path, total=7)
     with pytest.raises(InputError, match="belongs to another run"):
         fit(described, batches, loss_of(model), "a test")
+
+
+def test_another_number_of_processes_is_refused_where_bn_sees_the_images_of_one(tmp_path, monkeypatch):
+    for name, layer in (("plain", torch.nn.Identity()), ("bn", torch.nn.BatchNorm1d(2))):
+        _, described = run(tmp_path / name)
+        described.modules["norm"] = layer
+        described.save(3)
+        assert described.resume() == 3
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with pytest.raises(InputError, match=r"expected 1 process, as .* had, found 2: .* go on with 1, or delete"):
+        described.resume()
+    described.folder, described.modules["norm"] = tmp_path / "plain", torch.nn.Identity()
+    assert described.resume() == 3
 
 
 def _linear(folder):

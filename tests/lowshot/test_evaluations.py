@@ -1,13 +1,21 @@
 """Settings to evaluations: names in records, refusals before compute, folders of trials."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
+from momentum_transfer.backbones.source import of_network
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot import evaluations
+from momentum_transfer.lowshot.classifier import Result
 from momentum_transfer.lowshot.config import get_cfg
 from momentum_transfer.lowshot.evaluations import CHECKS, ON_FEATURES, _check_batch, evaluate_diagnostics, percent
-from tests.lowshot.toy_data import clusters
+from momentum_transfer.lowshot.labelled_data import LabelledData
+from tests.lowshot.toy_data import bright_or_dark, clusters
 
 
 def config(*words: object):
@@ -124,3 +132,30 @@ def test_what_a_config_changes_of_fixmatchs_preset_is_part_of_the_protocol():
 
     assert protocol() == protocol("FIXMATCH.STRONG_LEVELS", "eman") == "eman-1x"
     assert protocol("FIXMATCH.STRONG_LEVELS", "uniform") == "eman-1x/strong_levels=uniform"
+
+
+def test_a_linear_classifier_from_scratch_stands_on_another_calibrated_network_in_every_trial(tmp_path, monkeypatch):
+    cfg = config("MODEL.ARCH", "resnet10", "MODEL.WIDTH", 4, "FEATURES.PRECISION", "fp32", "FEATURES.BATCH_SIZE", 16,
+                 "LINEAR.TRIALS", 2, "LINEAR.BATCH_SIZE", 8, "OUTPUT_DIR", str(tmp_path), "SEED", 5)  # fmt: skip
+    view = eval_transform("digits", 32)
+    data = LabelledData(bright_or_dark(40, 0), bright_or_dark(8, 1), view, view)
+    seen, build = [], evaluations.StageFeatures
+    monkeypatch.setattr(evaluations, "StageFeatures", lambda *words: seen.append(build(*words)) or seen[-1])
+    hits = {name: np.ones(8, bool) for name in ("top1", "top5")}
+    monkeypatch.setattr(evaluations, "evaluate_linear", lambda *_: Result(1.0, 1.0, 0.1, hits))
+    images = SimpleNamespace(labelled=lambda workers: data)
+    assert len(list(evaluations.ON_IMAGES["linear"](cfg, None, images, every))) == 2
+    pixels = torch.stack([view(data.train[row][0]) for row in range(40)])
+    for trial, network in enumerate(each.backbone for each in seen):
+        torch.manual_seed(5 + trial)
+        fresh = build_resnet(Architecture("resnet10", 4))
+        assert torch.equal(network.conv1.weight, fresh.conv1.weight)
+        with torch.no_grad():
+            maps = fresh.conv1(pixels)
+        torch.testing.assert_close(network.bn1.running_mean, maps.mean((0, 2, 3)), atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(network.bn1.running_var, maps.var((0, 2, 3)), atol=1e-4, rtol=1e-2)
+    assert len(seen) == 2
+    source = of_network(seen[0].backbone)
+    assert len(list(evaluations.ON_IMAGES["linear"](cfg, source, images, every))) == 2
+    assert len(seen) == 3  # given weights are one network for all trials
+    assert torch.equal(seen[2].backbone.bn1.running_mean, seen[0].backbone.bn1.running_mean)

@@ -13,7 +13,7 @@ from momentum_transfer.core.command import Stopped
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot import finetune
 from momentum_transfer.lowshot.classifier import Classifier, Run, Setup, accuracy
-from momentum_transfer.lowshot.finetune import _recompute_statistics, evaluate_finetune
+from momentum_transfer.lowshot.finetune import evaluate_finetune, recompute_statistics
 from momentum_transfer.lowshot.labelled_data import LabelledData
 from momentum_transfer.lowshot.presets import FINETUNE, FinetunePreset, Schedule
 from tests.lowshot.toy_data import bright_or_dark
@@ -81,7 +81,7 @@ def test_search_sees_held_out_labelled_images_and_never_the_test_set(tmp_path, m
             return super().testing(batch)
 
     data, rows = Watched(DATA.train, DATA.test, VIEW, VIEW), np.arange(0, 32, 2) + np.arange(16) % 2
-    monkeypatch.setattr(finetune, "_recompute_statistics", lambda model, images, count: list(images))
+    monkeypatch.setattr(finetune, "recompute_statistics", lambda model, images, count: list(images))
     preset = FinetunePreset((1, 1), (0.01, 0.02), (0.01, 0.01), batch_size=8, recompute=True)
     evaluate_finetune(data, build, 0.1, preset, replace(setup(tmp_path), rows=rows))
     # a rate is fitted, its statistics are recomputed on the same images, then it is scored
@@ -97,9 +97,9 @@ def test_statistics_are_recomputed_where_the_preset_asks_and_the_network_scored_
     tmp_path, monkeypatch, recompute
 ):
     events = []
-    fit, compute = finetune.fit, finetune._recompute_statistics
+    fit, compute = finetune.fit, finetune.recompute_statistics
     monkeypatch.setattr(finetune, "fit", lambda *a: (fit(*a), events.append("fitted")))
-    monkeypatch.setattr(finetune, "_recompute_statistics", lambda *a: (compute(*a), events.append(f"{a[2]} batches")))
+    monkeypatch.setattr(finetune, "recompute_statistics", lambda *a: (compute(*a), events.append(f"{a[2]} batches")))
     monkeypatch.setattr(
         finetune, "accuracy", lambda model, *_: events.append(f"training: {model.training}") or accuracy(model, *_)
     )
@@ -136,7 +136,7 @@ def test_statistics_are_those_of_the_given_images():
     torch.manual_seed(1)
     model = Classifier(build(), 2, 0)
     images = torch.randn(12, 3, 16, 16)
-    _recompute_statistics(model, iter([images[:6], images[6:]]), 2)
+    recompute_statistics(model, iter([images[:6], images[6:]]), 2)
     with torch.no_grad():
         maps = model.backbone.conv1(images)
     assert torch.allclose(model.backbone.bn1.running_mean, maps.mean((0, 2, 3)), atol=1e-5)
@@ -148,7 +148,7 @@ def _recomputed(batches):
     """BN tensors after precise BN over this process's batches; over all of them where there is one process."""
     count = distributed.world_size()
     model = Classifier(build(), 2, 0)
-    _recompute_statistics(model, iter(batches[distributed.rank() :: count]), len(batches) // count)
+    recompute_statistics(model, iter(batches[distributed.rank() :: count]), len(batches) // count)
     return {name: buffer.numpy() for name, buffer in model.named_buffers() if "running" in name}
 
 

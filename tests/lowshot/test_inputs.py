@@ -6,9 +6,10 @@ import torch
 from PIL import Image
 
 from momentum_transfer.backbones.network_input import NetworkInput
+from momentum_transfer.images.datasets import build_dataset, packed_folders
 from momentum_transfer.images.views import MEAN, STD
 from momentum_transfer.lowshot.config import get_cfg
-from momentum_transfer.lowshot.inputs import Images, title
+from momentum_transfer.lowshot.inputs import Images, groups_of, title
 
 
 def config(*words):
@@ -42,6 +43,29 @@ def test_one_folder_is_split_into_a_part_that_trains_and_one_that_tests(folder):
     whole = Images(cfg)
     assert (len(whole.train), len(whole.test)) == (20, 20)
     assert not title(cfg, images=20, classes=2).endswith("_test")
+
+
+def test_a_split_keeps_the_images_of_one_group_on_one_side(folder):
+    rows = [f"{part}/{number}.png,{part} {number // 2}\n" for part in ("one", "two") for number in range(10)]
+    (folder / "all" / "groups.csv").write_text("".join(rows), encoding="utf-8")
+    images = Images(config("DATASETS.ROOT", str(folder), "DATASETS.TRAIN", "all", "DATASETS.SPLIT", 0.6))
+    seen = [{(int(part.labels[k]), part[k][0].getpixel((0, 0))[0] // 2) for k in range(len(part))}
+            for part in (images.train, images.test)]  # fmt: skip
+    assert [len(images.train), len(images.test), len(seen[0]), len(seen[1])] == [12, 8, 6, 4]
+    assert not seen[0] & seen[1]
+
+
+def test_groups_of_images_in_tar_files_are_read_beside_the_archives(folder, tmp_path, monkeypatch):
+    packed_folders(folder / "all", tmp_path / "shards")
+    images = build_dataset("imagefolder", tmp_path / "shards")
+    monkeypatch.chdir(folder)
+    (folder / "groups.csv").write_text("folder,1\n", encoding="utf-8")  # of the working folder, and of nothing here
+    assert groups_of(images) is None
+    rows = [f"{part}/{number}.png,{number % 3}\n" for part in ("one", "two") for number in range(10)]
+    (tmp_path / "shards" / "groups.csv").write_text("".join(rows), encoding="utf-8")
+    shown = [images[k][0].getpixel((0, 0))[0] for k in range(20)]
+    assert groups_of(images).tolist() == [number % 3 for number in shown]
+    assert groups_of(build_dataset("imagefolder", tmp_path.as_uri() + "/shards")) is None
 
 
 def test_a_published_title_is_for_a_set_of_its_size(capsys):

@@ -1,12 +1,15 @@
 """A run from its settings: what is refused, logged and built before the first step."""
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.pretrain.run import distribute, prepare
+from momentum_transfer.images.datasets import packed_folders
+from momentum_transfer.images.labelled_images import ArrayImages
+from momentum_transfer.pretrain.run import _knn_monitor, distribute, prepare
 
 CPU = torch.device("cpu")
 
@@ -53,6 +56,25 @@ def test_the_optimizer_has_the_settings(tiny_cfg):
     assert run.optimizer.param_groups[0]["lr"] == run.plan.base_lr == 0.5
     assert run.method.student.backbone.conv1.weight.is_contiguous(memory_format=torch.channels_last)
     assert distribute(run) is run.method
+
+
+@pytest.mark.parametrize("kind", ["tar", "stl10"])
+def test_knn_is_refused_for_images_without_labels(kind, tiny_cfg, tmp_path):
+    settings = {"RUN.KNN_EVERY": 1, "DATA.NAME": "imagefolder", "DATA.ROOT": tmp_path / "tars", "DATA.VIEWS": "rcf"}
+    images = None
+    if kind == "tar":
+        for number in range(16):
+            path = tmp_path / "set" / ("val" if number % 4 == 0 else "train") / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (20, 20), (10 * number, 0, 0)).save(path)
+        packed_folders(tmp_path / "set", tmp_path / "tars")
+    else:
+        settings |= {"DATA.NAME": "stl10", "DATA.SPLIT": "unlabeled"}
+        images = ArrayImages(np.zeros((16, 20, 20, 3), dtype=np.uint8), [2] * 16, ["car", "cat", "unlabeled"])
+    message = f"expected training images of two classes or more .* found {int(kind == 'tar')} in"
+    with pytest.raises(InputError, match=message):
+        cfg = tiny_cfg(settings)
+        prepared(cfg) if images is None else _knn_monitor(cfg, images, CPU)
 
 
 def test_knn_is_watched_if_asked_and_a_list_has_no_held_out_part(tiny_cfg, tmp_path):

@@ -46,6 +46,17 @@ def test_shared_trials_are_students_paired_t():
     assert (found.p, found.low, found.high) == pytest.approx((expected.pvalue, interval.low, interval.high))
 
 
+def test_a_difference_that_is_the_same_in_every_trial_is_said_to_show_no_spread():
+    comparisons = Comparisons(aggregate(trials_of("a", [62.0, 71.0]) + trials_of("random", [60.0, 69.0])))
+    found = comparisons.of(SVM4, "a", "random")
+    assert (found.p, found.items) == (0.0, 0)
+    said = "a against random: the same difference in every trial; p = 0 says only that these do not spread"
+    assert comparisons.notices == [f"svm/k=4 top1, {said}"]
+    comparisons = Comparisons(aggregate(trials_of("a", [62.0, 71.0]) + trials_of("random", [60.0, 69.5])))
+    assert comparisons.of(SVM4, "a", "random").p > 0
+    assert comparisons.notices == []
+
+
 @pytest.mark.parametrize("other", [{"first": 1}, {"seed": 7}])
 def test_other_trials_or_other_seeds_are_welchs(other):
     a, b = [50.0, 60.0, 58.0], [40.0, 52.0, 51.0]

@@ -64,6 +64,13 @@ def test_a_draw_is_one_trial_and_the_newest_record_of_a_trial_counts():
     assert by_draw(others) == others
 
 
+def test_a_draws_seeds_of_earlier_weights_do_not_count():
+    (late,) = (each for each in drawn() if each["draw"] == 1 and each["seed"] == 0 and each["metric"] == "AP")
+    late = {**late, "value": 30.0, "time": "9999", "checkpoint": {"name": "m2", "sha256": "cd" * 32}}
+    values = {each["draw"]: each["value"] for each in by_draw([*drawn(), late]) if each["metric"] == "AP"}
+    assert values == {0: 12.0, 1: 30.0, 5: 15.0}
+
+
 def test_other_numbers_of_shots_have_rows_of_their_own():
     more = [{**each, "shots": 10, "value": each["value"] + 20} for each in drawn()]
     (table,) = draw_tables([*drawn(), *more])

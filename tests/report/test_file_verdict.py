@@ -18,6 +18,7 @@ from momentum_transfer.core import records as records_file
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.file_verdict import kind_of
 from momentum_transfer.transfer.scores import lvis, voc
+from momentum_transfer.verdicts.corrections import ONE_TRIAL
 from momentum_transfer.verdicts.outcomes import PerItem
 from momentum_transfer.verdicts.power import trials_needed
 from tests.report.report_records import record
@@ -92,6 +93,36 @@ def test_the_table_has_pycocotools_ap(tmp_path: Path):
         for metric, place in (("AP", 0), ("AP50", 1), ("APs", 3), ("AR100", 8)):
             assert getattr(rows[metric], side) == pytest.approx(100 * reference.stats[place])
     assert found.what == "40 coco images of gt.json"
+
+
+def few_small_objects(folder: Path, holding: int, images: int = 40) -> tuple[Path, Path, Path]:
+    """A ground truth with small objects in ``holding`` images; all found by the first file, none by the second."""
+    large, small = [10, 10, 200, 200], [250, 250, 20, 20]
+    boxes = [(image, large) for image in range(1, images + 1)] + [(image, small) for image in range(1, holding + 1)]
+    truth = {
+        "images": [{"id": n, "width": 400, "height": 400} for n in range(1, images + 1)],
+        "annotations": [{"id": n, "image_id": image, "category_id": 1, "bbox": box, "area": box[2] * box[3],
+                         "iscrowd": 0} for n, (image, box) in enumerate(boxes, 1)],
+        "categories": [{"id": 1, "name": "thing"}],
+    }  # fmt: skip
+    found = [{"image_id": image, "category_id": 1, "bbox": [box[0] + image % 7, *box[1:]], "score": image / images}
+             for image, box in boxes]  # fmt: skip
+    contents = {"gt": truth, "a": found, "b": found[:images]}
+    return tuple(write(folder / f"{name}.json", json.dumps(content)) for name, content in contents.items())
+
+
+def test_a_measure_that_few_images_are_about_has_no_verdict_and_passes_no_gate(tmp_path: Path):
+    truth, *files = few_small_objects(tmp_path, holding=2)
+    found = mt.verdict(*files, ground_truth=truth, resamples=200)
+    rows = {row.measure: row for row in found.rows}
+    assert (rows["APs"].first > 10, rows["APs"].second, rows["APs"].p, rows["APs"].word) == (True, 0.0, None, ONE_TRIAL)
+    assert rows["APl"].p is not None
+    few = "APs: too few test images hold such an object to show how it spreads; only trials count there"
+    assert few in found.notices
+    with pytest.raises(InputError, match=f"expected an interval of APs for b, found {ONE_TRIAL}; .*; {few}"):
+        mt.verdict(*files, ground_truth=truth, resamples=200, require="APs > -100")
+    truth, *files = few_small_objects(tmp_path, holding=20)
+    assert mt.verdict(*files, ground_truth=truth, resamples=200, measure="APs").rows[0].word == "worse"
 
 
 def test_the_kind_is_found_from_the_ground_truth(tmp_path: Path):
@@ -386,6 +417,7 @@ def test_a_wrong_table_is_refused_by_its_line(tmp_path: Path, second: str, messa
         ({"methods": {"m": ["a", "b"]}}, "expected methods with results files, found"),
         ({"given": [1e150 * hits(0, 0.5), hits(1, 0.5)]}, "expected a number in value of A, found '1e"),
         ({"given": [np.linspace(0, 1, 300), np.linspace(0, 100, 300)]}, "value in one unit, found fractions in A and"),
+        ({"given": [hits(0, 0.5), 100 * hits(1, 0.5)]}, "value in one unit, found fractions in A and values beyond 1"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(arguments: dict, message: str):

@@ -229,6 +229,38 @@ def test_the_label_of_a_row_gives_its_task(tables):
     }
 
 
+def test_no_two_numbers_of_a_table_land_in_one_cell_of_a_page(tables):
+    """The cell is what details.published_rows files a number under."""
+    rows = published(list(tables.values()))
+    cells = Counter((row.source, row.method, row.task, row.metric, row.dataset, row.protocol) for row in rows)
+    assert [cell for cell, count in cells.items() if count > 1] == []
+    assert {row.method: row.value for row in rows if row.source == "EMAN table 1" and row.task == "linear/10%"} == {
+        "student default, teacher default, MoCo": 54.4,
+        "student default, teacher default, BYOL": 55.4,
+        "student BN, teacher BN, MoCo": 52.5,
+        "student BN, teacher BN, BYOL": 52.0,
+        "student SyncBN, teacher SyncBN, MoCo": 53.3,
+        "student SyncBN, teacher SyncBN, BYOL": 55.4,
+        "student BN, teacher ShuffleBN, MoCo": 54.4,
+        "student BN, teacher ShuffleBN, BYOL": 52.6,
+        "student GN, teacher GN, MoCo": 49.3,  # the one number of its row, and yet not BYOL's
+        "student IN, teacher IN, MoCo": 46.5,
+        "student BN, teacher EMAN, MoCo": 55.8,
+        "student BN, teacher EMAN, BYOL": 56.2,
+    }
+    small = {row.method: row.value for row in rows if row.source in [f"Momentum² Teacher table {n}" for n in (4, 5)]}
+    assert small["BYOL, batch size 64"] == 59.7
+    assert small["Momentum² Teacher, batch size 128"] == 72.9
+    assert small["Momentum² Teacher, 1024 samples, 200e"] == 72.7
+    assert {row.method for row in rows if row.source == "EMAN table 1" and row.task == "fixmatch/10%"} == {
+        f"student {student}, teacher {teacher}"
+        for student, teacher in [
+            *((norm, norm) for norm in ("default", "BN", "SyncBN", "GN", "IN")),
+            *(("BN", norm) for norm in ("ShuffleBN", "EMAN")),
+        ]
+    }
+
+
 def test_ours_of_a_paper_is_called_by_the_papers_name(tables):
     methods = {row.method for row in published([tables["momentum2", 9]])}
     assert "Momentum² Teacher 300e" in methods

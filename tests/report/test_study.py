@@ -1,5 +1,7 @@
 """A study's answer against scipy's paired and Welch tests and a Holm correction by hand."""
 
+import re
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -15,6 +17,7 @@ from momentum_transfer.report.study_page import (
     in_short,
     line_figure,
     notes,
+    subjects,
     table_markdown,
 )
 from momentum_transfer.suites.study_entry import read_study
@@ -92,6 +95,21 @@ def test_a_star_pairs_by_what_it_stands_for_and_a_missing_partner_is_left_out():
     assert answer.found.p == pytest.approx(stats.ttest_rel(A[:4], B[:4]).pvalue)
 
 
+def test_pretrainings_without_a_partner_are_not_counted_among_those_compared():
+    records = [record(f"{side}_s{n}", 10.0 * n) for side, seeds in (("a", range(5)), ("b", range(2, 9))) for n in seeds]
+    (answer,) = answers(study_of(between({"checkpoint": "a_*"}, {"checkpoint": "b_*"})), Scores(records, {}))
+    assert answer.found.n == (3, 3)  # s2, s3, s4
+    assert subjects([answer]) == "Verdicts are about methods, 3 pretrainings."
+
+
+def test_a_bar_in_a_name_stays_in_its_cell_of_the_table():
+    records = [record("scratch", value, trial=t, protocol=p) for p in "ab" for t, value in enumerate(A)]
+    study = study_of(between({"protocol": "a"}, {"protocol": "b"}, name="P(a|b)"))
+    row = table_markdown(answers(study, Scores(records, {}))).splitlines()[2]
+    assert row.startswith("| P(a\\|b) | 84.8 ")
+    assert len(re.split(r"(?<!\\)\|", row)) == 9  # seven cells, and what is outside of them
+
+
 def test_sides_without_a_common_key_are_compared_by_welch():
     records = [record(f"{name}{n}", v) for name, side in (("a_x", A), ("b_y", B)) for n, v in enumerate(side)]
     (answer,) = answers(study_of(between({"checkpoint": "a_*"}, {"checkpoint": "b_*"})), Scores(records, {}))
@@ -131,6 +149,27 @@ def test_scores_of_earlier_weights_or_settings_do_not_count():
     again = [{**one, "checkpoint": {"name": "x_seed0", "sha256": "trained again"}} for one in new[:1]]
     again[0]["time"] = "2026-01-02T00:00:00+00:00"
     assert Scores([*old, *new, *again], runs).values({"y": "knn top1", "variant": "x"}, "it") == {0: 90.0}
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_settings_that_were_replaced_do_not_count_in_trials_with_seeds_of_their_own(back):
+    """As transfer writes them, SEED + trial; five trials at first, then three, then perhaps one as at first."""
+
+    def at(hour, trial, value, config):
+        made = {**record("x_seed0", value, trial=trial, config=config), "time": f"2026-01-01T{hour:02}:00:00+00:00"}
+        return {**made, "seed": trial}
+
+    records = [at(1, trial, 10.0 + trial, "old") for trial in range(5)]
+    records += [at(2, trial, 60.0, "new") for trial in range(3)]
+    records += [at(3, 0, 10.0, "old")] * back
+    scores = Scores(records, {"x_seed0": {"variant": "x", "settings": {}, "seed": 0}})
+    assert scores.values({"y": "knn top1", "variant": "x"}, "it") == {0: 12.0 if back else 60.0}
+
+
+def test_trials_of_several_settings_count_where_none_replaced_another():
+    records = [{**record("x_seed0", 10.0 * trial, trial=trial, config=f"c{trial}"), "seed": trial} for trial in (1, 2)]
+    scores = Scores(records, {"x_seed0": {"variant": "x", "settings": {}, "seed": 0}})
+    assert scores.values({"y": "knn top1", "variant": "x"}, "it") == {0: 15.0}
 
 
 def test_seeds_of_pretrainings_are_not_paired_with_trials_of_given_weights():

@@ -77,6 +77,24 @@ def test_a_shard_begins_at_its_part_and_repeats_no_failure(tmp_path: Path):
     assert jobs[1].state()["attempts"] == 2
 
 
+def test_a_task_that_its_runner_had_to_kill_while_stopping_goes_on_in_the_next_shard(tmp_path: Path):
+    class Saving:  # does not end within the patience of a stop
+        returncode = None
+
+        def wait(self, timeout: float | None = None) -> None:
+            if self.returncode is None:
+                raise subprocess.TimeoutExpired("task", timeout)
+
+        def kill(self) -> None:
+            self.returncode = -signal.SIGKILL
+
+    (job,) = jobs_of(tmp_path, {})
+    job.folder.mkdir(parents=True)
+    local._Running(job, Saving(), time.monotonic() - 5, 0.0, contextlib.ExitStack()).end()
+    assert job.state()["stopped"] == "SIGTERM"
+    assert [outcome.status for outcome in run_local([job], shard=Shard(2, 2))] == ["done"]
+
+
 @pytest.mark.parametrize("whose", ["claim", "lock"])
 def test_what_another_has_taken_is_waited_for_and_not_done_twice(tmp_path: Path, whose: str, capsys):
     (job,) = jobs_of(tmp_path, {})

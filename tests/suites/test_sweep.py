@@ -169,6 +169,8 @@ def test_a_suite_without_checkpoints_of_its_own_asks_for_some(tmp_path):
         ({"config": "c", "grid": {"A": [1]}, "seeds": [True]}, r"expected seeds\[0\] as a whole number, found True"),
         ({"config": "c", "grid": {"A": [1]}, "seeds": []}, "expected seeds as a list of at least one"),
         ({"config": "c", "grid": {"SEED": [1, 2]}}, "under `seeds`"),
+        ({"config": "c", "grid": {"A": [1, 2]}, "variants": {"a": {"A": 3}}}, "grid or in variants, found A in both"),
+        ({"config": "c", "grid": {"config": ["d", "e"]}}, "expected config under variants, found it in the grid"),
         ({"config": "c", "variants": {"a": {"SEED": 1}}}, "under `seeds`"),
         ({"config": "c", "grid": {"A": [1]}, "settings": {"SEED": 1}}, "under `seeds`"),
         ({"config": "c", "grid": {"A": ["x y", "x_y"]}}, "two runs are called x_y_seed0"),

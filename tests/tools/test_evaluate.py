@@ -79,6 +79,7 @@ def test_dry_run_prints_commands_and_expected_hours_and_runs_nothing(files):
         ),
         (("--suite", "smoke", "--sbatch", "partition=gpu"), "expected --sbatch together with --slurm"),
         (("--suite", "smoke", "--slurm", "--gpus", "0", "--sbatch", "array=1-3"), "expected --sbatch of other options"),
+        (("--suite", "smoke", "--gpus", "64"), "expected --gpus of at most the"),
         (
             ("--suite", "configs/suites/smoke.yaml", "--jobs", "0"),
             "argument --jobs: expected a whole number of at least 1, found 0",

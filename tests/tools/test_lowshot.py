@@ -108,6 +108,15 @@ def test_drawings_of_one_digit_are_one_item_to_verdicts(lowshot, tmp_path):
         assert 100 * values.mean() == pytest.approx(record["value"])
 
 
+def test_the_part_of_a_split_that_tests_has_one_drawing_of_each_digit(lowshot, tmp_path):
+    words = ("DATASETS.SPLIT", "0.7", "DATASETS.RENDERINGS", "3", "KNN.PRESETS", "['eman']")
+    assert lowshot("knn", "--weights", "pixels", *words) == 0
+    record = next(record for record in records(tmp_path) if record["metric"] == "top1")
+    values = items.read_items(tmp_path, record["items"]).values["top1"]
+    assert len(values) == record["data"]["images"] < 400  # of 1257 that train without a split
+    assert set(values.tolist()) == {0, 1}
+
+
 def test_diagnostics_are_recorded_with_alignment_where_there_are_images(lowshot, npz, weights, tmp_path):
     assert lowshot("diagnostics", *npz) == 0
     assert lowshot("diagnostics", "--weights", weights, "FEATURES.CACHE", tmp_path / "cache") == 0

@@ -5,6 +5,8 @@ import json
 import pytest
 import torch
 
+from momentum_transfer.core import digests
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.pretrain.config import get_cfg
 from momentum_transfer.pretrain.resume import load_embedding
@@ -31,8 +33,29 @@ def test_an_embedding_is_backbone_and_projector_of_the_network_asked_for(run):
         assert not branch.training
         assert branch(images).shape == (3, 8)
         for name, tensor in branch.projector.state_dict().items():
-            assert torch.equal(tensor, state[f"{network}.projector.{name}"])
+            assert "pending" in name or torch.equal(tensor, state[f"{network}.projector.{name}"])
     assert load_embedding(run.parent) is None
+
+
+def test_an_embedding_of_a_run_of_two_processes_is_that_of_one_process_in_two_groups(run, tmp_path):
+    file = next((run / "checkpoints").glob("*.pt"))
+    state, images = torch.load(file, weights_only=True), torch.randn(3, 3, 32, 32)
+    del state[digests.KEY]
+    assert any(name.endswith("group_mean") for name in state["model"])
+    for name in list(state["model"]):  # the first of two processes saves its own statistics alone
+        if name.endswith(("group_mean", "group_var")):
+            running = name.replace("group_", "running_")
+            state["model"][running] = state["model"].pop(name)[: len(state["model"][running])]
+        elif name.endswith(("pending_mean", "pending_var")):
+            state["model"][name] = state["model"][name].chunk(2)[0].clone()
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(state, tmp_path / "checkpoints" / file.name)
+    for network in ("teacher", "student"):
+        torch.testing.assert_close(load_embedding(tmp_path, network)(images), load_embedding(run, network)(images))
+    state["model"]["student.other"] = state["model"].pop("student.projector.0.weight")
+    torch.save(state, tmp_path / "checkpoints" / file.name)
+    with pytest.raises(InputError, match="expected a checkpoint of this model"):
+        load_embedding(tmp_path)
 
 
 def test_noise_is_recorded_for_every_batch_and_weight(run, tmp_path):

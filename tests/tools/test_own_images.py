@@ -70,6 +70,20 @@ def test_a_third_part_is_counted_as_left_out(weights, crops, tmp_path):
     assert f"left out: {count} images of test, which neither trains nor tests" in printed
 
 
+def test_of_a_folder_with_its_own_train_the_train_part_trains_beside_another_val(weights, crops, tmp_path):
+    whole, other = tmp_path / "whole", tmp_path / "other"
+    shutil.copytree(crops, whole)
+    (whole / "train").rename(whole / "Training")
+    shutil.copytree(crops / "val", other)
+    found, printed = records(weights, tmp_path / "a", "--train", whole, "--val", other)
+    expected, _ = records(weights, tmp_path / "b", "--train", crops / "train", "--val", crops / "val")
+    assert [(r["task"], r["metric"], r["value"]) for r in found] == [
+        (r["task"], r["metric"], r["value"]) for r in expected
+    ]
+    count = sum(1 for _ in (crops / "val").rglob("*.jpg"))
+    assert f"left out: {count} images of val, which neither trains nor tests" in printed
+
+
 def test_a_published_title_does_not_stand_for_other_images(weights, crops, tmp_path):
     found, printed = records(weights, tmp_path, "DATASETS.ROOT", crops, config="lowshot/eman_table5_imagenet")
     assert {r["dataset"] for r in found} == {"garden_val"}
@@ -90,6 +104,7 @@ def test_options_of_own_images_that_contradict_are_one_line(weights, crops):
         (["--split", "0.5"], "expected --train FOLDER with --val or --split"),
         (["--train", crops, "--val", crops, "--split", "0.5"], "found both"),
         (["--train", crops / "train"], "expected --val FOLDER or --split 0.8"),
+        (["--train", crops, "--split", "0.5"], f"expected no --split with {crops}, which has its own train/ and val/"),
     ):
         done = run_tool("lowshot", *arguments, *more)
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr

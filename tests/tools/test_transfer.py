@@ -31,6 +31,12 @@ def test_data_is_looked_through_alone_without_weights_and_nothing_is_written(tmp
     assert not (tmp_path / "out").exists()
 
 
+def test_what_is_fitted_to_data_is_not_fitted_anew_for_an_evaluation(tmp_path: Path):
+    words = [*settings(tmp_path), "FIT_TO_DATA", "True", "MODEL.DEVICE", "cpu"]
+    printed = run("--eval-only", "--weights", tmp_path / "model_final.pth", *words, code=2)
+    assert "expected the training's config.yaml beside --weights" in printed
+
+
 @pytest.mark.parametrize(
     ("arch", "settings_said"),
     [

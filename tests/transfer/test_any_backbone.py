@@ -165,6 +165,16 @@ def test_rates_fall_from_layer_to_layer_as_vitdet_has_them():
     assert found["backbone.net.pos_embed"] == (pytest.approx(0.1), 0.0)
 
 
+@pytest.mark.parametrize("architecture", [CONVNEXT, SWIN])
+def test_the_last_trained_layer_has_the_rate_of_the_neck_times_the_decay(architecture):
+    words = ["SOLVER.LAYER_DECAY", "0.5", "SOLVER.OPTIMIZER", "AdamW", "SOLVER.BASE_LR", "0.8"]
+    cfg = config_of(architecture, "retinanet", *words)
+    groups = build_training(cfg, build_detector(cfg), Position(0, (), ())).optimizer.param_groups
+    rates = sorted({group["lr"] for group in groups}, reverse=True)
+    # ConvNeXt's object_detection/mmcv_custom, as BEiT: decay ** (L + 1 - layer), of the neck L + 1, of the last block L
+    assert rates == pytest.approx([0.8 * 0.5**k for k in range(len(rates))])
+
+
 @pytest.mark.parametrize(
     ("architecture", "overrides"),
     [(CONVNEXT, []), (DINOV2, []), (DINOV2, WINDOWS)],

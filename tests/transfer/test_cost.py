@@ -7,9 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from momentum_transfer.transfer.cost import Cost, Estimate, _flops, cost_of
+from momentum_transfer.backbones.resnet import Architecture, build_resnet
+from momentum_transfer.transfer.cost import Cost, Estimate, _flops, cost_of, estimate
+from momentum_transfer.transfer.experiment import Experiment
+from momentum_transfer.transfer.initial_weights import read_initial
+from momentum_transfer.transfer.tasks import open_task
 from momentum_transfer.transfer.torchvision_engine.engine import build
-from tests.transfer.torchvision_engine.tiny import tiny_config
+from tests.transfer.torchvision_engine.tiny import shapes_config, tiny_config
 
 
 def test_attention_is_counted_as_its_two_products():
@@ -39,6 +43,23 @@ def test_a_frozen_backbone_is_counted_and_not_trained():
     whole = cost_of(tiny_config("retinanet"))
     assert cost.flops == whole.flops
     assert cost.trained < whole.trained
+
+
+def test_a_part_of_the_backbone_alone_is_counted_and_timed_as_trained(tmp_path, monkeypatch):
+    torch.save(build_resnet(Architecture("resnet10", 32)).state_dict(), tmp_path / "weights.pth")
+    cfg = shapes_config("retinanet", tmp_path, "MODEL.BACKBONE.TRAINABLE", "last-1")
+    initial, seen = read_initial(str(tmp_path / "weights.pth"), cfg), []
+    monkeypatch.setattr(
+        "momentum_transfer.transfer.cost.timed_step", lambda training, *_: seen.append(training.detector) or 1.0
+    )
+    assert estimate(Experiment(cfg, open_task(cfg), initial)).step == 1.0
+    trained = {name for name, value in seen[0].named_parameters() if value.requires_grad}
+    whole = dict(build(cfg).named_parameters())
+    layer4 = {name for name in whole if ".layer4." in name}  # of torchvision's names: res5, one block
+    assert layer4
+    assert trained == layer4 | {name for name in whole if "bottom_up" not in name}
+    assert cost_of(cfg).trained == sum(whole[name].numel() for name in trained)
+    assert cost_of(cfg).parameters == sum(value.numel() for value in whole.values())
 
 
 def test_an_estimate_adds_training_statistics_and_predictions():

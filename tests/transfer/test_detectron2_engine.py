@@ -401,6 +401,35 @@ def test_the_best_detector_is_kept(tmp_path):
     assert best["iteration"] == 1
 
 
+def test_a_resumed_training_keeps_the_best_detector_of_before_unless_it_is_surpassed(tmp_path, monkeypatch):
+    from detectron2.engine import SimpleTrainer
+
+    cfg = shapes_config("retinanet", tmp_path, *SHORT, "SOLVER.MAX_ITER", "6", "TEST.EVAL_PERIOD", "2")
+    scores, original = iter([0.9, 0.5, 0.95]), SimpleTrainer.run_step  # after steps 2, 4 and 6
+
+    def run_step(self):
+        original(self)
+        if self.iter in (2, 4):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(SimpleTrainer, "run_step", run_step)
+    best = []
+    for resume in (False, True):
+        with pytest.raises(Stopped):
+            train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out", resume=resume, score=lambda _: next(scores))
+        best.append(torch.load(tmp_path / "out/model_best.pth", weights_only=True)["iteration"])
+    note = tmp_path / "out/model_best.json"
+    whole = note.read_text()
+    note.write_text("[]")
+    with pytest.raises(InputError, match=r"model_best\.json as a training wrote it, found it damaged"):
+        train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out", resume=True, score=lambda _: next(scores))
+    note.write_text(whole)
+    train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out", resume=True, score=lambda _: next(scores))
+    best.append(torch.load(tmp_path / "out/model_best.pth", weights_only=True)["iteration"])
+    assert best == [1, 1, 6]  # as Detectron2 counts, from 0 but after the last step
+    assert json.loads(note.read_text()) == {"score": 0.95, "iteration": 6}
+
+
 def test_a_loss_that_is_not_finite_stops_and_names_the_images(tmp_path):
     cfg = shapes_config("retinanet", tmp_path, *SHORT, "SOLVER.BASE_LR", "1e30", "SOLVER.WARMUP_ITERS", "0")
     with pytest.raises(InputError, match=r"not finite at iteration \d+ .* on the images \d, \d; lower SOLVER.BASE_LR"):

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from momentum_transfer.core.distributed import rank
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.data.annotations import DetectionData
-from momentum_transfer.transfer.fit import FittedSetting, Machine, _aspect, _batch, fit, settings_of_data
+from momentum_transfer.transfer.fit import FittedSetting, Machine, _aspect, _batch, fit, settings_of_data, this_machine
+from tests.two_processes import as_torchrun
 
 
 def dataset(
@@ -162,3 +164,17 @@ def test_a_teacher_labels_as_many_images_and_averages_over_a_fifth_of_the_run():
     assert given["SEMI.BURN_IN"] == 30
     masks = dataset([(24, 24)], segmentation=[[0, 0, 9, 0, 9, 9]])
     assert {one.key: one.value for one in settings_of_data(config.load(None, words), [masks])}["MODEL.MASK_ON"] is False
+
+
+def fit_with_own_memory() -> tuple[float, object]:
+    """The memory that a process fits to, and what it comes to; that of rank 1 is a tenth."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("momentum_transfer.transfer.fit.available_memory", lambda: 20e9 / (1 + 9 * rank()))
+        machine = this_machine("cpu")
+    return machine.free, fitted(dataset([(24, 24)] * 9, images=9), machine)["SOLVER.IMS_PER_BATCH"]
+
+
+def test_processes_of_torchrun_fit_to_the_memory_of_the_first():
+    assert as_torchrun(fit_with_own_memory) == ((20e9, 4), (20e9, 4))
+    alone = fitted(dataset([(24, 24)] * 9, images=9), Machine("cpu", 2e9))
+    assert alone["SOLVER.IMS_PER_BATCH"] == 1  # what rank 1 would have come to

@@ -9,8 +9,8 @@ import torch
 from momentum_transfer.backbones import read as backbone_reading
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.settings import value_of
-from momentum_transfer.transfer import config, fit
+from momentum_transfer.core.settings import dump, value_of
+from momentum_transfer.transfer import config, fit, own_settings
 from momentum_transfer.transfer.config import identity
 from momentum_transfer.transfer.cost import Estimate
 from momentum_transfer.transfer.data import annotations
@@ -201,6 +201,25 @@ def test_a_resumed_run_keeps_the_schedule_that_it_began_with(forms, weights, tmp
     assert identity(within_minutes(cfg, str(weights), 1.0, tmp_path, resume=True)) == identity(begun)
 
 
+def test_a_teachers_burn_in_is_as_much_of_a_shortened_run_as_of_the_whole(forms, weights, tmp_path, seconds_a_step):
+    seconds_a_step.append(1.0)
+    words = [*SMALL, "SOLVER.MAX_ITER", "300", "SEMI.TEACHER", "True", "SEMI.BURN_IN", "120"]
+    words += ["OUTPUT_DIR", str(tmp_path / "run")]
+    cfg = load_for("transfer/own_small", words, OwnSource(str(forms / "voc"), split=0.7), weights=str(weights))[0]
+    begun = within_minutes(cfg, str(weights), 1.0, tmp_path)
+    assert (begun.SOLVER.MAX_ITER, begun.SEMI.BURN_IN) == (60, 24)
+    assert identity(within_minutes(cfg, str(weights), 1.0, tmp_path)) == identity(begun)  # of a comparison's second run
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text(dump(begun))
+    (file,) = tmp_path.glob("schedule_*.json")
+    kept = json.loads(file.read_text())
+    file.unlink()
+    assert identity(within_minutes(cfg, str(weights), 1.0, tmp_path, resume=True)) == identity(begun)
+    file.write_text(json.dumps({**kept, "BURN_IN": 120}))
+    with pytest.raises(InputError, match=r"SEMI\.BURN_IN below SOLVER\.MAX_ITER 60, found 120"):
+        kept_schedule(cfg, 1.0, tmp_path)
+
+
 def test_what_cannot_be_timed_says_why(forms, weights, tmp_path):
     source = OwnSource(str(forms / "voc"), split=0.7)
     words = ["MODEL.RESNETS.DEPTH", "10", "MODEL.DEVICE", "cpu", "MODEL.RESNETS.RES2_OUT_CHANNELS", "256"]
@@ -210,6 +229,26 @@ def test_what_cannot_be_timed_says_why(forms, weights, tmp_path):
     labels = load_for("transfer/own_small_segmentation", ("MODEL.DEVICE", "cpu"), OwnSource(str(forms / "labels")))[0]
     with pytest.raises(InputError, match="a segmenter, whose steps are not timed beforehand"):
         within_minutes(labels, "none", 1.0, tmp_path)
+
+
+def test_an_evaluation_has_the_sizes_and_anchors_of_its_detectors_training(forms, tmp_path, monkeypatch):
+    source, words = OwnSource(str(forms / "voc")), ["MODEL.DEVICE", "cpu", "OUTPUT_DIR", str(tmp_path / "eval")]
+    monkeypatch.setattr(own_settings, "this_machine", lambda _: fit.Machine("cuda", 80e9))
+    on_gpu = load_for("transfer/own_small", words, source)[0]
+    run_folder = tmp_path / "run"
+    run_folder.mkdir()
+    (run_folder / "config.yaml").write_text(dump(on_gpu))
+    monkeypatch.setattr(own_settings, "this_machine", lambda _: fit.Machine("cpu", 1e9))
+    on_cpu = load_for("transfer/own_small", words, source)[0]
+    keys = ["INPUT.MIN_SIZE_TEST", "INPUT.MAX_SIZE_TEST", "MODEL.ANCHOR_GENERATOR.SIZES"]
+    assert all(value_of(on_gpu, key) != value_of(on_cpu, key) for key in keys)
+    for given in (run_folder, run_folder / "model_best.pth"):
+        for more, weights in (([], str(given)), (["MODEL.WEIGHTS", str(given)], "")):
+            named = [*words, "MODEL.BACKBONE.ARCH", "", *more]  # so that the weights need not be read
+            cfg = load_for("transfer/own_small", named, source, weights=weights, eval_only=True)[0]
+            assert [value_of(cfg, key) for key in keys] == [value_of(on_gpu, key) for key in keys]
+    with pytest.raises(InputError, match=r"config\.yaml beside --weights .* found no .*elsewhere/config\.yaml; give"):
+        load_for("transfer/own_small", words, source, weights=str(tmp_path / "elsewhere/a.pth"), eval_only=True)
 
 
 def test_the_network_at_random_of_a_checkpoint_gets_its_depth_and_widths(forms, weights):

@@ -93,6 +93,19 @@ def test_a_finished_detector_is_scored_alone_without_the_training_data(tmp_path)
     assert first == second
 
 
+@pytest.mark.parametrize("trials", [1, 2])
+def test_an_evaluation_leaves_the_folder_of_a_training_as_it_is(trials, tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT, "TRIALS", str(trials))
+    run(cfg, Request("none"))
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*")}
+    last = tmp_path / "out" / ("trial_1" if trials > 1 else "")
+    for words in ([], ["INPUT.MIN_SIZE_TEST", "96"]):
+        again = shapes_config("retinanet", tmp_path, *SHORT, *words)
+        with pytest.raises(InputError, match=r"OUTPUT_DIR of its own for --eval-only, found a training in .*/out, wh"):
+            run(again, Request(str(last), eval_only=True))
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*")} == before
+
+
 @pytest.mark.parametrize("size", [999.0, 1001.0])
 def test_a_diverged_detector_is_not_scored_later_either(size, tmp_path):
     cfg = shapes_config("retinanet", tmp_path, *SHORT)

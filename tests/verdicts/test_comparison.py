@@ -122,6 +122,22 @@ def test_one_item_is_no_evidence():
     assert (both.items, both.p is None) == (0, False)
 
 
+@pytest.mark.parametrize(("holding", "counts"), [(1, False), (3, False), (5, False), (20, True)])
+def test_items_count_only_where_every_resample_has_a_score(holding, counts):
+    """Scores of the first ``holding`` of 40 items alone; a resample misses all of them by (1 - holding/40)^40."""
+    drawn = np.stack([np.random.default_rng(n).multinomial(40, [1 / 40] * 40)[:holding] for n in range(1000)])
+    outcomes = np.random.default_rng(0).normal(size=holding)
+    with np.errstate(invalid="ignore"):
+        means = drawn @ outcomes / drawn.sum(axis=1)
+    assert np.isnan(means).mean() == pytest.approx((1 - holding / 40) ** 40, abs=0.03)
+    there = ItemEvidence(40, means, np.zeros(1000), np.zeros(40), np.zeros(40))
+    alone = compare({0: outcomes.mean()}, {0: 0.0}, evidence=there)
+    assert (alone.items, alone.p is not None) == (40 * counts, counts)
+    trials = {0: 62.0, 1: 64.0, 2: 63.5}
+    paired = compare(trials, dict.fromkeys(trials, 60.0), evidence=there)
+    assert counts or paired.p == pytest.approx(stats.ttest_1samp([2.0, 4.0, 3.5], 0.0).pvalue)
+
+
 def test_one_trial_without_outcomes_gives_no_verdict():
     found = compare(SEVERAL, {0: 60.0})
     assert (found.p, found.low, found.se, found.items) == (None, None, None, 0)

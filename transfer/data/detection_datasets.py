@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,12 @@ def get_dataset(name: str, root: str | Path | None = None) -> DetectionData:
     """Find a dataset.
 
     Args:
-        name: an embedded or published set, or `IMAGES_DIR:FILE.json` for a set in COCO's form, or
+        name: an embedded or published set, or `IMAGES_DIR:FILE.json` for a set in COCO's or LVIS' form, or
             `NAME=IMAGES_DIR:FILE.json` to name it; see `short_name`.
         root: see `datasets_root`; embedded sets do not need it.
 
     Raises:
-        InputError: an unknown name, a missing folder or file, a file that is not a COCO JSON.
+        InputError: an unknown name, a missing folder or file, a file that is not a COCO JSON or half an LVIS JSON.
     """
     if name in _EMBEDDED:
         recipe, split = _EMBEDDED[name]
@@ -81,9 +82,24 @@ def get_dataset(name: str, root: str | Path | None = None) -> DetectionData:
         return open_dataset(name, folder / "JPEGImages", _voc_as_coco(folder, split), "voc")
     found = _FILES.fullmatch(name)
     if found:
-        return open_dataset(short_name(name), Path(found["images"]).expanduser(), Path(found["file"]).expanduser())
+        data = open_dataset(short_name(name), Path(found["images"]).expanduser(), Path(found["file"]).expanduser())
+        return replace(data, kind="lvis") if _is_lvis(data) else data
     known = ", ".join([*_EMBEDDED, *_PUBLISHED, *_VOC])
     raise InputError(f"expected a dataset among {known}, or IMAGES_DIR:FILE.json, found {name!r}")
+
+
+def _is_lvis(data: DetectionData) -> bool:
+    """Whether a JSON has LVIS' lists of verified classes, by whose rules it is scored; InputError for some of them."""
+    lists, content = ("neg_category_ids", "not_exhaustive_category_ids"), data.content
+    given = [image.get(key) is not None for image in content["images"] for key in lists]
+    if not any(given):
+        return False
+    if not all(given) or any(category.get("frequency") is None for category in content["categories"]):
+        raise InputError(
+            f"expected {' and '.join(lists)} of every image and a frequency of every category in "
+            f"{data.annotation_file}, as LVIS has them, found only some; add the rest, or remove these for COCO's rules"
+        )
+    return True
 
 
 def _voc_as_coco(folder: Path, split: str) -> Path:

@@ -168,7 +168,7 @@ def label_specs(train: Path, val: Path | None, title: str = "") -> tuple[str, st
             have the parts ``train`` and ``val``.
 
     Raises:
-        InputError: a folder is missing, or a label file is no 8-bit PNG of one channel.
+        InputError: a folder is missing, a label file is no 8-bit PNG of one channel, or the files have one class alone.
     """
     if val is not None:
         pairs = [_image_and_label_folders(train), _image_and_label_folders(val)]
@@ -212,10 +212,13 @@ def _split_part(folder: Path, split: str) -> Path:
 
 
 def _count_labels(pairs: list[tuple[Path, Path]]) -> int:
-    """One more than the greatest label, `IGNORE` left out."""
-    greatest = 0
-    for _, labels in pairs:
-        for file in image_files(labels):
-            values = stored_labels(file)
-            greatest = max(greatest, int(values[values != IGNORE].max(initial=0)))
-    return greatest + 1
+    """One more than the greatest label, `IGNORE` left out; InputError for one class alone, as in masks of 0 and 255."""
+    files = [file for _, labels in pairs for file in image_files(labels)]
+    found = {value for file in files for value in np.flatnonzero(np.bincount(stored_labels(file).ravel())).tolist()}
+    classes = max(found - {IGNORE}, default=0) + 1
+    if found and classes < 2:
+        raise InputError(
+            f"expected labels 0, 1, … ({IGNORE}: ignored) in {pairs[0][1]}, found only "
+            f"{' and '.join(map(str, sorted(found)))}; save the foreground as 1"
+        )
+    return classes

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,8 +15,10 @@ from momentum_transfer.core.checkpoints import CheckpointFolder, read_archive
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
 from momentum_transfer.core.distributed import any_rank, barrier, is_main, rank, world_size
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import write_text
 from momentum_transfer.core.loggers import Logger, open_loggers
 from momentum_transfer.core.samplers import signals_held
+from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.transfer.any_backbone import group_rules
 from momentum_transfer.transfer.detectron2_engine.data import training_loader
 from momentum_transfer.transfer.detectron2_engine.few_labels import Batches, FewLabels, MakeBatches
@@ -63,7 +66,9 @@ def train(
             trainer.data_loader.loader.start = trainer.start_iter
         if evaluate is not None and is_main():
             period = d2_cfg.TEST.EVAL_PERIOD
-            trainer.register_hooks([hooks.BestCheckpointer(period, trainer.checkpointer, "score", "max", "model_best")])
+            trainer.register_hooks(
+                [_best_hook(period, trainer.checkpointer, final.with_name("model_best.json"), resume)]
+            )
         if is_main():
             writer = _logger_writer(open_loggers(d2_cfg.OUTPUT_DIR, trainer.start_iter))
             trainer.register_hooks([hooks.PeriodicWriter([writer], _SMOOTHED)])
@@ -183,6 +188,30 @@ def _logger_writer(loggers: Sequence[Logger]) -> Any:
                 logger.close()
 
     return LoggerWriter()
+
+
+def _best_hook(period: int, checkpointer: Any, note: Path, resume: bool) -> Any:
+    """Detectron2's BestCheckpointer with the best score in ``note``, which a resumed training has to surpass."""
+    from detectron2.engine import hooks
+
+    class BestCheckpointer(hooks.BestCheckpointer):
+        def _update_best(self, val: float, iteration: int) -> bool:
+            found: bool = super()._update_best(val, iteration)
+            if found:
+                write_text(note, json.dumps({"score": val, "iteration": iteration}))
+            return found
+
+    hook = BestCheckpointer(period, checkpointer, "score", "max", "model_best")
+    if resume and note.is_file() and note.with_suffix(".pth").is_file():
+        try:
+            known = read_json(note, "the best score of a training")
+            hook.best_metric, hook.best_iter = float(known["score"]), int(known["iteration"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"expected {note} as a training wrote it, found it damaged; delete it to look for the best detector "
+                "from here on"
+            ) from error
+    return hook
 
 
 def _stop_hook(stop: StopSignal, device: torch.device) -> Any:

@@ -21,6 +21,9 @@ from momentum_transfer.transfer.scores import coco, coco_files, lvis, voc
 from momentum_transfer.transfer.scores.coco_files import Detections, GroundTruth, load_detections, load_ground_truth
 from momentum_transfer.transfer.tasks.task import Evaluation, Task, check_count
 
+#: Training sets of up to so many images have their sizes checked before the training; test sets always.
+FEW_IMAGES = 5000
+
 
 class Detection(Task[DetectionData]):
     """Boxes, and masks where the network has them; LVIS scores at most ``detections`` of an image.
@@ -81,15 +84,17 @@ class Detection(Task[DetectionData]):
             if data.name in scored:
                 for iou_type in iou_types(cfg.MODEL.MASK_ON):  # what would be refused after the training is refused now
                     self._score(data, self._truth(data, iou_type), [], iou_type)
-            if open_images:
-                _open_images(data)
-            images = counted(len(data.load()["images"]), "image")
-            say(f"{data.name}: {images}, {counted(len(data.classes), 'class')}, checked")
         _check_same_classes(sets)
         for trial in range(cfg.TRIALS):  # fewer than K objects, and wrong seed files, before the first training
             drawn = self.with_shots(draw_of(cfg, trial))
             for data in drawn.train if drawn is not self and cfg.FEW_SHOT.SEED_FILES else ():
                 check(data, masks=cfg.MODEL.MASK_ON)
+        for data in sets:
+            count = len(data.load()["images"])
+            few = data.name in scored or count <= FEW_IMAGES
+            if open_images or (few and is_main()):  # a wrong size in a test set would else show after the training
+                _check_images(data, whole=open_images)
+            say(f"{data.name}: {counted(count, 'image')}, {counted(len(data.classes), 'class')}, checked")
         self.check_overlap(forbid=forbid_overlap)
         if self.train and changed(cfg, "SEMI"):
             from momentum_transfer.transfer.torchvision_engine.unlabelled import check_labels
@@ -159,13 +164,17 @@ def _check_same_classes(sets: Sequence[DetectionData]) -> None:
             )
 
 
-def _open_images(data: DetectionData) -> None:
-    """InputError naming the first images that cannot be opened or differ in size from their annotations."""
+def _check_images(data: DetectionData, whole: bool) -> None:
+    """InputError naming the first images that cannot be opened or differ in size from their annotations.
+
+    Without ``whole`` only headers are read.
+    """
     bad = []
     for image in track(data.load()["images"], f"{data.name}: images"):
         path = data.image_path(image)
         try:
-            verified_size(path)
+            if whole:
+                verified_size(path)
             width, height = upright_size(path)
         except UnreadableImage as error:
             bad.append(str(error))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from momentum_transfer.core.distributed import is_main
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say
-from momentum_transfer.transfer.data.semantic_datasets import SemanticData, write_truth
+from momentum_transfer.transfer.data.semantic_datasets import IGNORE, SemanticData, write_truth
 from momentum_transfer.transfer.predictions import Predictions
 from momentum_transfer.transfer.scores import semantic
 from momentum_transfer.transfer.tasks.task import Evaluation, Task, check_count
@@ -45,9 +45,17 @@ class Segmentation(Task[SemanticData]):
         counts = []
         for data in self.sets():
             check_count(cfg, data)
-            counts.append(self._read_labels(cfg, data)[:, : len(data.classes)])
+            pixels = self._read_labels(cfg, data)
+            counts.append(pixels[:, : len(data.classes)])
             if not counts[-1].any():
                 raise InputError(f"every pixel of {data.name} is labelled to be ignored; nothing is left to learn")
+            labelled = np.flatnonzero(counts[-1].any(axis=0))
+            # Test images may well show one class, but not where the other one's label is taken for IGNORE.
+            if len(labelled) < 2 and (self._roles(data)[0] or pixels[:, IGNORE].any()):
+                raise InputError(
+                    f"expected pixels of two classes or more in {data.name}, found only label {labelled[0]} beside "
+                    f"those that are ignored ({IGNORE}); save the foreground as 1"
+                )
             say(f"{data.name}: {counted(len(data.pairs), 'image')}, {counted(len(data.classes), 'class')}, checked")
         self.check_overlap(forbid=forbid_overlap)
         if overview and is_main() and cfg.TEST.VISUALS:  # last: what is refused writes nothing

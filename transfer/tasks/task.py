@@ -96,7 +96,7 @@ class Task(ABC, Generic[Data]):
 
         Args:
             open_images: also open every image and compare its size with the annotations'; takes some milliseconds an
-                image, so that training leaves it to the moment when an image's turn comes.
+                image, so that training compares the sizes in headers, and those of a large training set not at all.
             overview: class counts and example images go to OUTPUT_DIR/data; without it nothing is written.
             forbid_overlap: see ``check_overlap``.
         """

@@ -3,11 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.data import detection_datasets
 from momentum_transfer.transfer.data.detection_datasets import get_dataset
+from momentum_transfer.transfer.predictions import Predictions
+from momentum_transfer.transfer.tasks import Detection
 
 
 def write_coco(file: Path, *, file_name: str = "1.jpg") -> Path:
@@ -86,3 +89,54 @@ def test_an_opened_set_is_read_once_and_a_changed_file_when_it_is_opened_again(t
     write_coco(file, file_name="another.jpg")
     assert data.load() is before
     assert get_dataset(f"{tmp_path}:{file}").load()["images"][0]["file_name"] == "another.jpg"
+
+
+def test_a_file_in_lvis_form_is_scored_as_lvis_api_scores_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    images = [{"id": k, "file_name": f"{k}.jpg", "height": 40, "width": 60, "neg_category_ids": [],
+               "not_exhaustive_category_ids": []} for k in (1, 2)]  # fmt: skip
+    box = {"category_id": 1, "bbox": [4, 4, 20, 20], "area": 400, "iscrowd": 0, "segmentation": []}
+    content = {
+        "images": images,
+        "annotations": [{"id": 1, "image_id": 1, **box}, {"id": 2, "image_id": 2, **box, "category_id": 2}],
+        "categories": [{"id": k, "name": name, "frequency": "f"} for k, name in ((1, "cat"), (2, "dog"))],
+    }
+    # the cat found in image 2, where nobody looked for cats, is no false positive by LVIS' rules
+    boxes = [(1, 1, 0.8), (2, 2, 0.8), (2, 1, 0.9)]
+    found = [{"image_id": i, "category_id": k, "bbox": box["bbox"], "score": score} for i, k, score in boxes]
+    (tmp_path / "results.json").write_text(json.dumps(found))
+
+    def scored() -> tuple[str, float]:
+        (tmp_path / "own.json").write_text(json.dumps(content))
+        data = get_dataset(f"own={tmp_path}:{tmp_path / 'own.json'}")
+        predictions = Predictions(tmp_path / "results.json", "own", ("bbox",), "torchvision")
+        (one,) = Detection([], [data]).evaluate(predictions)
+        return one.task, round(one.metrics["AP"], 6)
+
+    assert scored() == ("lvis/bbox", 100.0)
+    monkeypatch.setattr(np, "float", float, raising=False)  # lvis 0.5.3 uses a name that numpy 2 removed
+    lvis = pytest.importorskip("lvis")
+    truth = lvis.LVIS(str(tmp_path / "own.json"))
+    evaluation = lvis.LVISEval(truth, lvis.LVISResults(truth, found), "bbox")
+    evaluation.run()
+    assert evaluation.get_results()["AP"] == pytest.approx(1.0)
+    for image in images:
+        del image["neg_category_ids"], image["not_exhaustive_category_ids"]
+    assert scored() == ("coco/bbox", 75.0)  # here it is, before the cat
+
+
+@pytest.mark.parametrize("lost", ["neg_category_ids", "not_exhaustive_category_ids", "frequency"])
+def test_half_of_lvis_form_is_refused(lost: str, tmp_path: Path):
+    content = json.loads(write_coco(tmp_path / "own.json").read_text())
+    content["images"].append({"id": 2, "file_name": "2.jpg", "height": 4, "width": 6})
+    for image in content["images"]:
+        image.update(neg_category_ids=[2], not_exhaustive_category_ids=[])
+    for category in content["categories"]:
+        category["frequency"] = "c"
+    (tmp_path / "own.json").write_text(json.dumps(content))
+    assert get_dataset(f"{tmp_path}:{tmp_path / 'own.json'}").kind == "lvis"
+    content["categories" if lost == "frequency" else "images"][1].pop(lost)
+    (tmp_path / "own.json").write_text(json.dumps(content))
+    with pytest.raises(
+        InputError, match=r"frequency of every category in .*own\.json, as LVIS has them, found only some"
+    ):
+        get_dataset(f"{tmp_path}:{tmp_path / 'own.json'}")

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.data.annotations import DetectionData, open_dataset
@@ -26,7 +27,7 @@ def a_set(folder: Path, name: str, images: list[tuple[str, list[int]]]) -> Detec
                             "area": 25.0, "iscrowd": int(category < 0)})  # fmt: skip
     listed = [{"id": n, "file_name": file, "height": 90, "width": 90} for n, (file, _) in enumerate(images, 1)]
     for image in listed:
-        (folder / name / image["file_name"]).touch()
+        Image.new("L", (90, 90)).save(folder / name / image["file_name"])
     categories = [{"id": 3 * k, "name": word} for k, word in enumerate(NAMES, 1)]
     (folder / f"{name}.json").write_text(
         json.dumps({"images": listed, "annotations": entries, "categories": categories})

@@ -17,6 +17,7 @@ from momentum_transfer.transfer.data.semantic_datasets import (
     _label_folder,
     get_semantic_dataset,
     label_file,
+    label_specs,
     stored_labels,
     write_truth,
 )
@@ -110,6 +111,20 @@ def test_faults_are_named(tmp_path: Path):
     image.unlink()
     with pytest.raises(InputError, match="found 0 images"):
         _label_folder("own", tmp_path / "images", tmp_path / "labels", ("x", "y"))
+
+
+def test_classes_are_counted_and_binary_masks_of_0_and_255_are_refused(tmp_path: Path):
+    for split in ("train", "val"):
+        save(tmp_path / f"images/{split}/a.png", np.zeros((2, 2, 3), np.uint8))
+        save(tmp_path / f"masks/{split}/a.png", np.array([[0, 255], [255, 0]], np.uint8))
+    with pytest.raises(
+        InputError, match=r"labels 0, 1, … \(255: ignored\) in .*masks/train, found only 0 and 255; save"
+    ):
+        label_specs(tmp_path, None)
+    save(tmp_path / "masks/val/a.png", np.array([[0, 255], [255, 1]], np.uint8))  # the sets together count
+    assert label_specs(tmp_path, None)[2] == 2
+    save(tmp_path / "masks/train/a.png", np.array([[0, 255], [255, 7]], np.uint8))
+    assert label_specs(tmp_path, None)[2] == 8
 
 
 def test_truth_of_changed_labels_is_written_anew_and_what_is_left_over_goes(tmp_path):

@@ -16,7 +16,7 @@ from momentum_transfer.transfer.tasks import open_task
 from momentum_transfer.transfer.tasks.detection import Detection, _check_same_classes
 from tests.transfer.scores.random_sets import coco_set
 from tests.transfer.scores.references import pycocotools_eval
-from tests.transfer.torchvision_engine.tiny import shapes_config
+from tests.transfer.torchvision_engine.tiny import shapes_config, write_shapes
 
 
 def opened(cfg, **options) -> Detection:
@@ -66,12 +66,37 @@ def test_the_check_counts_and_writes_pictures_only_if_wanted(tmp_path, capsys):
     assert len(list((tmp_path / "out/data").glob("*example*.png"))) == 2
 
 
+def test_the_sizes_of_test_images_and_of_small_training_sets_are_compared_before_a_training(tmp_path, monkeypatch):
+    trained, tested = (f"{name}={write_shapes(tmp_path / name)}" for name in ("trained", "tested"))
+    sets = "DATASETS.TRAIN", repr((trained,)), "DATASETS.TEST", repr((tested,))
+    cfg = shapes_config("retinanet", tmp_path, *sets)
+    opened(cfg).check(cfg, overview=False)
+    turned = Image.Exif()
+    turned[0x0112] = 6  # EXIF: on its side
+    for name, limit in (("trained", 4), ("trained", 3), ("tested", 3)):
+        file = tmp_path / name / "images/001.png"
+        before = file.read_bytes()
+        Image.new("RGB", (48, 64)).save(file, exif=turned)
+        monkeypatch.setattr("momentum_transfer.transfer.tasks.detection.FEW_IMAGES", limit)
+        if (name, limit) == ("trained", 3):
+            opened(cfg).check(cfg, overview=False)
+        else:
+            with pytest.raises(InputError, match=rf"1 unusable image of {name}: .*001\.png is 64×48, not 64×64"):
+                opened(cfg).check(cfg, overview=False)
+        file.write_bytes(before)
+
+
 def test_images_are_opened_if_asked_and_compared_with_their_annotations(tmp_path):
     cfg = shapes_config("retinanet", tmp_path)
     folder = tmp_path / "data/images"
+    whole = (folder / "003.png").read_bytes()
+    (folder / "003.png").write_bytes(whole[:-20])  # its header is as it was
+    opened(cfg).check(cfg, overview=False)
+    with pytest.raises(InputError, match=r"1 unusable image of .*003\.png"):
+        opened(cfg).check(cfg, open_images=True)
+    (folder / "003.png").write_bytes(whole)
     Image.new("RGB", (64, 63)).save(folder / "001.png")
     (folder / "002.png").write_bytes(b"no picture")
-    opened(cfg).check(cfg, overview=False)
     with pytest.raises(InputError, match=r"2 unusable images of .*001\.png is 64×63, not 64×64; .*002\.png"):
         opened(cfg).check(cfg, open_images=True)
     content = json.loads((tmp_path / "data/shapes.json").read_text())

@@ -16,6 +16,7 @@ from typing import Any
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import cache_root, set_title, sha256_of_text, write_text
 from momentum_transfer.images.class_folders import is_class_folders
+from momentum_transfer.images.groups import image_groups, say_groups
 from momentum_transfer.images.subsets import stratified_split
 from momentum_transfer.transfer.data.annotations import DetectionData, coco_content, decode_mask, open_dataset
 from momentum_transfer.transfer.data.detection_datasets import get_dataset
@@ -78,7 +79,7 @@ def open_own(
         train: a folder or file: COCO JSON, VOC XML, YOLO text with its data.yaml or classes.txt.
         val: the part that tests, in any of these forms; or
         split: the fraction of the images that train, the rest tests: stratified by class, a function of the seed.
-            Without both, the set's own split is used.
+            Groups of a groups.csv stay whole. Without both, the set's own split is used.
         title: short name in tables and files; "" takes the folder's.
         images: where images lie, if not beside the labels.
 
@@ -210,7 +211,9 @@ def _split(whole: LabelledSet, fraction: float | None, seed: int) -> list[list[L
     labels = [[number.setdefault(box.name, len(number)) for box in image.objects] for image in images]
     names = sorted(number)
     place = {number[name]: k for k, name in enumerate(names)}  # the same split of the same set in any form
-    trains = stratified_split([[place[k] for k in found] for found in labels], fraction, seed)
+    if (groups := image_groups([str(image.file) for image in images])) is not None:
+        say_groups(groups)
+    trains = stratified_split([[place[k] for k in found] for found in labels], fraction, seed, groups)
     return [[image for image, first in zip(images, trains, strict=True) if first == side] for side in (True, False)]
 
 

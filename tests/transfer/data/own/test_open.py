@@ -44,6 +44,17 @@ def test_voc_yolo_and_coco_are_one_set_to_the_last_bit(forms: Path, split: float
     assert [one.masks for one in read] == ["", "", ""]
 
 
+def test_a_split_keeps_the_images_of_one_group_on_one_side(tmp_path: Path):
+    own_set.write_coco(own_set.make(12, 0), tmp_path)
+    files = sorted((tmp_path / "images").rglob("*.jpg"))
+    films = {file.name: f"film {k // 3}" for k, file in enumerate(files)}
+    (tmp_path / "groups.csv").write_text("".join(f"{name},{film}\n" for name, film in films.items()))
+    own = open_own(tmp_path, split=0.5)
+    sides = [{films[Path(one["file_name"]).name] for one in data.load()["images"]} for data in (own.train, own.val)]
+    assert sides[0] | sides[1] == set(films.values())
+    assert not sides[0] & sides[1]
+
+
 def test_images_without_their_labels_are_those_that_train_in_every_form(forms: Path, tmp_path: Path):
     """Of a set's own split; of a single file, and of one that a name gives, LVIS's too, all."""
     made = own_set.make(12, 0)
