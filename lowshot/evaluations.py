@@ -212,6 +212,7 @@ def _frozen(cfg: CfgNode, source: SourceBackbone | None, data: LabelledData, see
     if source is None:  # mean 0 and variance 1 belong to no network
         processes, size = distributed.world_size(), cfg.FEATURES.BATCH_SIZE
         each = max(min(len(data.train), _CALIBRATED) // processes, 1)  # as many batches on every process
+        each -= each % size == 1 and each > 1  # BN has no statistics of one image where its map has one place
         rows = np.linspace(0, len(data.train) - 1, each * processes).astype(int)
         batches = (batch.to(choose_device()) for batch, _ in data.held_out(rows, size))
         recompute_statistics(network.backbone, batches, -(-each // size))

@@ -25,6 +25,7 @@ from momentum_transfer.core.log import say, table
 from momentum_transfer.core.run_lock import alone_in
 from momentum_transfer.core.settings import keep
 from momentum_transfer.images.content import Overlap, report_overlap, shared_images, shared_rows
+from momentum_transfer.images.subsets import unselected
 from momentum_transfer.lowshot import evaluations, inputs
 from momentum_transfer.lowshot.config import EVALUATIONS, check_settings
 from momentum_transfer.lowshot.evaluations import ON_FEATURES, ON_IMAGES, Wanted
@@ -172,7 +173,11 @@ def _prepare(cfg: CfgNode, request: Request) -> tuple[Subject, _Evaluate]:
     images = inputs.Images(cfg, request.verify, own)
     counts = _counts(images.test.labels, images.test.classes)
     subject = subject_of(cfg, request.command, request.weights, source, counts)
-    subject = replace(subject, groups=inputs.groups_of(images.test))
+    groups = inputs.groups_of(images.test)
+    config = subject.config
+    if groups is not None and cfg.DATASETS.SPLIT:  # another groups.csv is another division
+        config = sha256_of_text(f"{config} {unselected(images.test)[1].tolist()}")[:12]
+    subject = replace(subject, groups=groups, config=config)
     subject = _with_overlap(subject, request, lambda: shared_images(images.train, images.test))
     if on_images:
         return subject, partial(ON_IMAGES[request.command], cfg, source, images)

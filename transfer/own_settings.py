@@ -98,7 +98,7 @@ def load_for(
         task = open_task(cfg)
         found = settings_of_data(cfg, task.sets())
     if task is not None and (cfg.FIT_TO_DATA or crops_fail):
-        earlier = _trained(weights or cfg.MODEL.WEIGHTS) if eval_only else _begun(cfg) if resume else None
+        earlier = _trained(cfg, weights or cfg.MODEL.WEIGHTS) if eval_only else _begun(cfg) if resume else None
         found += _fitted(cfg, task.train, overrides[::2], earlier)
     if cfg.FIT_TO_DATA and "MODEL.BACKBONE.ARCH" not in given and weights:
         from momentum_transfer.backbones.source import SourceBackbone
@@ -155,11 +155,11 @@ def _begun(cfg: CfgNode) -> Path:
     return first if first.is_file() and not alone.is_file() else alone
 
 
-def _trained(weights: str) -> Path:
-    """The settings beside a detector's weights; InputError without them."""
+def _trained(cfg: CfgNode, weights: str) -> Path:
+    """The settings beside a detector's weights; InputError without them under FIT_TO_DATA."""
     place = Path(weights)
     file = (place if place.is_dir() else place.parent) / "config.yaml"
-    if not file.is_file():
+    if cfg.FIT_TO_DATA and not file.is_file():
         raise InputError(
             f"expected the training's config.yaml beside --weights for what is fitted to data with --eval-only, found "
             f"no {file}; give its run's folder, or FIT_TO_DATA False and the sizes and anchors it was trained with"

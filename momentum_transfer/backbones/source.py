@@ -271,7 +271,7 @@ def _is_plain(value: Any) -> bool:
 
 def _source(code: Any) -> str:
     """Source of a class or function that is not torch's; "" where there is none to read."""
-    if str(code.__module__).partition(".")[0] in ("torch", "builtins"):
+    if str(getattr(code, "__module__", "torch")).partition(".")[0] in ("torch", "builtins"):
         return ""
     try:
         return inspect.getsource(code)

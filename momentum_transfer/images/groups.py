@@ -95,7 +95,7 @@ def _by_name(groups: Mapping[str, Any], names: Sequence[Sequence[str]], where: s
     called = [[name for name in dict.fromkeys(each) if name in groups] for each in names]
     if missing := [each[0] for each, own in zip(names, called, strict=True) if not own]:
         found = f"{len(missing)} of {len(called)} absent, first {shown(missing[0])}"
-        raise InputError(f"expected every test image in {where}, found {found}")
+        raise InputError(f"expected every image in {where}, found {found}")
     used = Counter(own[0] for own in called)
     if twice := [name for name, count in used.items() if count > 1]:
         raise InputError(

@@ -5,6 +5,7 @@ Everything is a pure function of the labels and a seed, so that a resumed or rep
 
 import math
 import os
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -170,25 +171,26 @@ def stratified_split(
     are, then at random. Items without a label come last. Both parts get an item at least.
 
     ``labels`` are the classes of each item (none, one or several), ``fraction`` of the items train, and ``seed`` fixes
-    the order and the random choices. With ``groups`` [N] (numbers 0 … G − 1) whole groups are divided, each of all the
-    classes in it. Raises InputError for a fraction outside 0..1, or fewer than two items.
+    the order and the random choices. With ``groups`` [N] (numbers 0 … G − 1) whole groups are divided, the largest of a
+    class first, and count by their items. Raises InputError for a fraction outside 0..1, or fewer than two items or
+    groups.
     """
-    if groups is not None:
-        of_group: list[set[int]] = [set() for _ in range(int(groups.max()) + 1)]
-        for group, found in zip(groups.tolist(), labels, strict=True):
-            of_group[group].update(found)
-        return stratified_split(of_group, fraction, seed)[groups]
+    groups = np.arange(len(labels)) if groups is None else groups
     if not 0 < fraction < 1:
         raise InputError(f"expected a training fraction between 0 and 1 (--split 0.8), found {fraction:g}")
-    count = len(labels)
+    sizes = np.bincount(groups)
+    count = len(sizes)
     if count < 2:
-        raise InputError(f"expected at least two images to split, found {count}; add some, or give --val")
+        raise InputError(f"expected at least two images to split, or groups of them, found {count}; add some, or "
+                         "give --val")  # fmt: skip
     random = np.random.default_rng(seed)
-    classes = [frozenset(found) for found in labels]
+    classes = [Counter[int]() for _ in range(count)]  # items of each class
+    for group, found in zip(groups.tolist(), labels, strict=True):
+        classes[group].update(set(found))
     number = sorted(set().union(*classes))
     fractions = np.array([fraction, 1 - fraction])
-    wanted = {k: fractions * sum(k in found for found in classes) for k in number}
-    room = fractions * count
+    wanted = {k: fractions * sum(found[k] for found in classes) for k in number}
+    room = fractions * len(labels)
     part = np.full(count, -1)
     order = random.permutation(count)
 
@@ -196,9 +198,9 @@ def stratified_split(
         keys = [(want[side], room[side], random.random()) for side in (0, 1)]
         side = 0 if keys[0] > keys[1] else 1
         part[item] = side
-        room[side] -= 1
-        for k in classes[item]:
-            wanted[k][side] -= 1
+        room[side] -= sizes[item]
+        for k, items in classes[item].items():
+            wanted[k][side] -= items
 
     members: dict[int, list[int]] = {k: [] for k in number}
     for item in (int(i) for i in order):
@@ -207,7 +209,7 @@ def stratified_split(
     left = set(number)
     while left:
         rarest = min(left, key=lambda k: (wanted[k].sum(), k))  # what is wanted is not yet placed
-        for item in members[rarest]:
+        for item in sorted(members[rarest], key=lambda one: -classes[one][rarest]):
             if part[item] < 0:
                 place(item, wanted[rarest])
         left.discard(rarest)
@@ -216,4 +218,4 @@ def stratified_split(
     for side in (0, 1):
         if not (part == side).any():
             part[order[0]] = side
-    return np.asarray(part == 0)
+    return np.asarray(part == 0)[groups]

@@ -27,7 +27,7 @@ def test_without_a_file_there_are_no_groups(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a.jpg,x\nb.jpg,y\n", "expected every test image in .*, found 1 of 3 absent, first 'c.jpg'"),
+        ("a.jpg,x\nb.jpg,y\n", "expected every image in .*, found 1 of 3 absent, first 'c.jpg'"),
         ("a.jpg,x\nb.jpg,y\nc.jpg,x\n", "expected 3 groups or more, found 2"),
         ("a.jpg,x\nb.jpg,y\na.jpg,z\n", r"one group of 'a.jpg' in .*groups\.csv, found x and, in line 3, z"),
         ("a.jpg\n", r"two columns in .*groups\.csv, an image and its group, found \['a.jpg'\] in line 1"),

@@ -164,6 +164,19 @@ def test_a_split_has_the_fraction_of_the_items_and_of_every_class_though_items_h
     assert not np.array_equal(trains, stratified_split(labels, fraction, seed + 1))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_are_divided_whole_and_count_by_their_items(seed: int):
+    sizes = [40, 25, *[10] * 6, 5, 5, 3, 2]  # of films in which one class or the other is seen
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    labels = [[int(group) % 2] for group in groups]
+    trains = stratified_split(labels, 0.6, seed, groups)
+    assert {len(set(trains[groups == group])) for group in range(len(sizes))} == {1}
+    assert trains.sum() == pytest.approx(0.6 * len(groups), abs=5)
+    for each in (0, 1):
+        own = np.array(labels)[:, 0] == each
+        assert trains[own].sum() == pytest.approx(0.6 * own.sum(), abs=5)
+
+
 @pytest.mark.parametrize(
     ("labels", "fraction", "trained"),
     [([[0]] * 2, 0.99, 1), ([[0]] * 2, 0.01, 1), ([[0], [1]], 0.5, 1), ([[]] * 10, 0.3, 3), ([[0]] * 3, 0.999, 2)],
@@ -177,7 +190,7 @@ def test_what_cannot_be_split_is_refused():
         with pytest.raises(InputError, match=f"a training fraction between 0 and 1 .* found {fraction:g}"):
             stratified_split([[0], [0]], fraction, 0)
     for few in ([], [[0]]):
-        with pytest.raises(InputError, match=f"at least two images to split, found {len(few)}"):
+        with pytest.raises(InputError, match=f"at least two images to split, or groups of them, found {len(few)}"):
             stratified_split(few, 0.5, 0)
 
 

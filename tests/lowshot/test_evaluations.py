@@ -9,6 +9,7 @@ import torch
 from momentum_transfer.backbones.resnet import Architecture, build_resnet
 from momentum_transfer.backbones.source import of_network
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.settings import with_values
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot import evaluations
 from momentum_transfer.lowshot.classifier import Result
@@ -155,6 +156,9 @@ def test_a_linear_classifier_from_scratch_stands_on_another_calibrated_network_i
         torch.testing.assert_close(network.bn1.running_mean, maps.mean((0, 2, 3)), atol=1e-4, rtol=1e-3)
         torch.testing.assert_close(network.bn1.running_var, maps.var((0, 2, 3)), atol=1e-4, rtol=1e-2)
     assert len(seen) == 2
+    thirteen = with_values(cfg, {"FEATURES.BATCH_SIZE": 13})
+    evaluations._frozen(thirteen, None, data, 5)  # a last batch of one image has no statistics
+    seen.pop()
     source = of_network(seen[0].backbone)
     assert len(list(evaluations.ON_IMAGES["linear"](cfg, source, images, every))) == 2
     assert len(seen) == 3  # given weights are one network for all trials

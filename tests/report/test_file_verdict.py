@@ -199,7 +199,7 @@ def test_wrong_groups_and_too_few_images_are_refused_before_anything_is_scored(t
     truth, good, bad = detections(tmp_path)
     bad.write_text("no JSON")
     groups = write(tmp_path / "groups.csv", "0,a\n")
-    with pytest.raises(InputError, match=r"expected every test image in .*groups\.csv"):
+    with pytest.raises(InputError, match=r"expected every image in .*groups\.csv"):
         mt.verdict(good, bad, ground_truth=truth, groups=groups)
     content = json.loads(truth.read_text())
     kept = {image["id"] for image in content["images"][:9]}
@@ -411,7 +411,7 @@ def test_a_wrong_table_is_refused_by_its_line(tmp_path: Path, second: str, messa
         ({"resamples": 2}, "100 resamples or more and a seed from 0, found 2 and 0"),
         ({"seed": -1}, "100 resamples or more and a seed from 0, found 1000 and -1"),
         ({"groups": [None] * 25 + list(range(275))}, "a group of every item, found none of some"),
-        ({"groups": {"image 1": 0}}, "every test image in groups, found 300 of 300 absent, first '0'"),
+        ({"groups": {"image 1": 0}}, "every image in groups, found 300 of 300 absent, first '0'"),
         ({"groups": {n: None if n == 7 else n // 8 for n in range(300)}}, "a group of every item, found none of some"),
         ({"measure": "acc"}, "expected a column acc in A, found item, value"),
         ({"methods": {"m": ["a", "b"]}}, "expected methods with results files, found"),
@@ -447,7 +447,7 @@ def test_wrong_predictions_are_refused(tmp_path: Path):
     foreign = write(tmp_path / "foreign.json", json.dumps([{**found[0], "image_id": 10**6}]))
     with pytest.raises(InputError, match=r"foreign\.json"):
         mt.verdict(files[0], foreign, ground_truth=truth)
-    with pytest.raises(InputError, match=r"every test image in .*g\.csv, found 39 of "):
+    with pytest.raises(InputError, match=r"every image in .*g\.csv, found 39 of "):
         mt.verdict(*files, ground_truth=truth, groups=write(tmp_path / "g.csv", f"image,film\n{images[0]},1\n"))
     few = {**content, "images": content["images"][:9], "annotations": []}
     small = [write(tmp_path / f"small{n}.json", json.dumps([{**found[0], "image_id": few["images"][0]["id"]}] * n))

@@ -61,6 +61,18 @@ def test_own_images_are_recorded_under_no_papers_protocol(command: str, weights,
     assert {json.loads(line)["protocol"] for line in results.read_text().splitlines()} == {"own"}
 
 
+def test_another_groups_file_is_another_division_whose_scores_are_not_those_of_before(weights, crops, tmp_path):
+    shutil.copytree(crops / "train", tmp_path / "garden")
+    before, _ = records(weights, tmp_path, "--train", tmp_path / "garden", "--split", "0.5")
+    files = sorted(file.relative_to(tmp_path / "garden").as_posix() for file in (tmp_path / "garden").rglob("*.jpg"))
+    rows = "".join(f"{file},film {number % 7}\n" for number, file in enumerate(files))
+    (tmp_path / "garden" / "groups.csv").write_text(rows)
+    for _ in range(2):  # the second time they are there
+        after, _ = records(weights, tmp_path, "--train", tmp_path / "garden", "--split", "0.5")
+        assert len(after) == 2 * len(before)
+    assert len({record["config"] for record in after}) == 2
+
+
 def test_a_third_part_is_counted_as_left_out(weights, crops, tmp_path):
     whole = tmp_path / "whole"
     for part in ("train", "val", "test"):

@@ -242,13 +242,15 @@ def test_a_page_without_a_row_of_its_study_is_noticed(suite, tmp_path):
 
 
 def same_drawing(one: str, other: str) -> bool:
-    """Whether plots have the same labels and marks at the same places, wherever another matplotlib puts the axes."""
+    """Whether plots have the same labels, and marks and lines at the same places within their axes."""
     if re.findall(r"<text[^>]*>([^<]*)", one) != re.findall(r"<text[^>]*>([^<]*)", other):
         return False
-    here, there = (
-        np.array(re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)" style="(?!fill: \S+; fill-opacity)', svg), float)
-        for svg in (one, other)
-    )
+    places = []
+    for svg in (one, other):
+        marks = re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)" style="(?!fill: \S+; fill-opacity)', svg)
+        lines = re.findall(r'<path d="([^"]*)" clip-path', svg)  # grid, intervals and curves
+        places.append([*marks, *re.findall(r"[ML] (\S+) (\S+)", " ".join(lines))])
+    here, there = (np.array(found, float) for found in places)
     if here.shape != there.shape:
         return False
     fits = [np.polyval(np.polyfit(a, b, 1), a) - b for a, b in zip(here.T, there.T, strict=True)]
@@ -260,6 +262,8 @@ def test_a_figure_with_a_mark_elsewhere_is_noticed():
     (mark, *_) = re.findall(r'<use [^>]*x="([\d.]+)"', figure)
     assert same_drawing(figure, figure)
     assert not same_drawing(figure, figure.replace(f'x="{mark}"', f'x="{float(mark) + 5}"', 1))
+    end = re.findall(r'M (\S+) \S+ \nL \S+ \S+ \n" clip-path[^>]*stroke: #1f5fbf', figure)[0]
+    assert not same_drawing(figure, figure.replace(f"M {end} ", f"M {float(end) + 5} ", 1))
     assert not same_drawing(figure, figure.replace("LARS", "SGD", 1))
 
 

@@ -137,6 +137,8 @@ def test_a_segmenters_sizes_crop_and_schedule_follow_from_label_pngs(forms: Path
     assert (published.INPUT.MIN_SIZE_TEST, published.INPUT.CROP.ENABLED) == (96, False)
     assert (0.005, views // 2) == (published.SOLVER.BASE_LR, published.SOLVER.MAX_ITER)
     assert "crops of [512, 1024] do not fit these images" in capsys.readouterr().out
+    alone = load_for("transfer/deeplab_v3_stride16", words, labels, weights=str(weights), eval_only=True)[0]
+    assert not alone.INPUT.CROP.ENABLED  # also without a config.yaml beside the weights
 
     linear = load_for("transfer/linear_segmentation_cityscapes", ("FIT_TO_DATA", "True"), labels)[0]
     assert (list(linear.INPUT.MIN_SIZE_TRAIN), linear.SOLVER.BASE_LR) == ([256], 0.001)  # one size: features are kept

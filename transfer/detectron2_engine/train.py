@@ -195,11 +195,11 @@ def _best_hook(period: int, checkpointer: Any, note: Path, resume: bool) -> Any:
     from detectron2.engine import hooks
 
     class BestCheckpointer(hooks.BestCheckpointer):
-        def _update_best(self, val: float, iteration: int) -> bool:
-            found: bool = super()._update_best(val, iteration)
-            if found:
-                write_text(note, json.dumps({"score": val, "iteration": iteration}))
-            return found
+        def _best_checking(self) -> None:
+            before = self.best_iter
+            super()._best_checking()
+            if self.best_iter != before:  # written after the weights: a kill between the two leaves the older score
+                write_text(note, json.dumps({"score": self.best_metric, "iteration": self.best_iter}))
 
     hook = BestCheckpointer(period, checkpointer, "score", "max", "model_best")
     if resume and note.is_file() and note.with_suffix(".pth").is_file():

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from momentum_transfer.core.distributed import is_main
 from momentum_transfer.core.errors import InputError, counted
-from momentum_transfer.core.log import say
+from momentum_transfer.core.log import say, warn
 from momentum_transfer.transfer.data.semantic_datasets import IGNORE, SemanticData, write_truth
 from momentum_transfer.transfer.predictions import Predictions
 from momentum_transfer.transfer.scores import semantic
@@ -50,12 +50,13 @@ class Segmentation(Task[SemanticData]):
             if not counts[-1].any():
                 raise InputError(f"every pixel of {data.name} is labelled to be ignored; nothing is left to learn")
             labelled = np.flatnonzero(counts[-1].any(axis=0))
-            # Test images may well show one class, but not where the other one's label is taken for IGNORE.
-            if len(labelled) < 2 and (self._roles(data)[0] or pixels[:, IGNORE].any()):
-                raise InputError(
-                    f"expected pixels of two classes or more in {data.name}, found only label {labelled[0]} beside "
-                    f"those that are ignored ({IGNORE}); save the foreground as 1"
-                )
+            if len(labelled) < 2:  # test images may well show one class
+                beside = f" beside those that are ignored ({IGNORE})" if pixels[:, IGNORE].any() else ""
+                found = f"found only label {labelled[0]}{beside}"
+                message = f"expected pixels of two classes or more in {data.name}, {found}"
+                if self._roles(data)[0]:
+                    raise InputError(f"{message}; label the others, a foreground as 1")
+                warn(message)
             say(f"{data.name}: {counted(len(data.pairs), 'image')}, {counted(len(data.classes), 'class')}, checked")
         self.check_overlap(forbid=forbid_overlap)
         if overview and is_main() and cfg.TEST.VISUALS:  # last: what is refused writes nothing

@@ -109,22 +109,20 @@ def test_a_label_file_of_another_size_and_a_set_of_nothing_are_named(tmp_path):
         task_of(cfg).check(cfg)
 
 
-def test_one_class_is_refused_where_it_trains_or_the_rest_is_ignored(tmp_path):
+def test_one_class_is_refused_where_it_trains_and_said_where_it_tests(tmp_path, capsys):
     cfg = labels_config("stride16", tmp_path)
     files = list((tmp_path / "data/labels").iterdir())
     for file in files:
         values = np.asarray(Image.open(file))
         Image.fromarray(np.where(values > 0, 255, 0).astype(np.uint8)).save(file)
     only_tests = Segmentation([], task_of(cfg).test)
-    for task in (task_of(cfg), only_tests):
-        with pytest.raises(
-            InputError, match=r"two classes or more in .*, found only label 0 .*save the foreground as 1"
-        ):
-            task.check(cfg)
+    with pytest.raises(InputError, match=r"two classes or more in .*, found only label 0 .*\(255\); label the others"):
+        task_of(cfg).check(cfg)
+    only_tests.check(cfg)
+    assert "found only label 0 beside those that are ignored (255)" in capsys.readouterr().err
     for file in files:
         Image.fromarray(np.full((64, 64), 2, np.uint8)).save(file)
-    only_tests.check(cfg)  # images of one thing may test
-    with pytest.raises(InputError, match="found only label 2"):
+    with pytest.raises(InputError, match="found only label 2; label the others"):
         task_of(cfg).check(cfg)
 
 
