@@ -51,7 +51,7 @@ class Request:
     verify: bool = False  # recognise images in the feature cache by content
     forbid_overlap: bool = False  # refuse test images that are among the training images
     source: SourceBackbone | None = None  # the backbone itself; ``weights`` then only names it
-    identities: list[dict[str, Any]] = field(default_factory=list)  # gets what the records of the evaluation share
+    identities: list[dict[str, Any]] = field(default_factory=list)  # gets what all records of it have in common
 
 
 def run(cfg: CfgNode, request: Request) -> list[Score]:

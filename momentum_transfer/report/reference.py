@@ -146,7 +146,7 @@ def _published_row(table: ReferenceTable, row: tuple[Any, ...]) -> list[Publishe
     columns = Counter(tuple(measure.values()) for _, _, measure in results)
     return [
         Published(
-            # several columns of one measure (MoCo, BYOL) are told apart by their headings
+            # several columns of one measure (MoCo, BYOL) are named by their headings
             method=", ".join(
                 [*method, *[f"{column.group} {column.name}".strip()] * (columns[tuple(measure.values())] > 1)]
             ),
