@@ -60,11 +60,13 @@ def read_coco(source: Path, images: Path | None = None) -> LabelledSet:
         kept_back = sum(len(read_annotations(file)["images"]) for file in tests)
     labelled: list[LabelledImage] = []
     names: dict[str, None] = {}
+    notes = left_out(kept_back, source)
     for file in files:
-        of_file, classes = _read(file, images, splits[file] if len(files) > 1 else "")
+        of_file, classes, note = _read(file, images, splits[file] if len(files) > 1 else "")
         labelled += of_file
+        notes += note
         names.update(dict.fromkeys(classes))
-    return LabelledSet(FORM, source, tuple(labelled), tuple(names), left_out(kept_back, source))
+    return LabelledSet(FORM, source, tuple(labelled), tuple(names), notes)
 
 
 def _words(file: Path) -> list[str]:
@@ -82,7 +84,8 @@ def _split(file: Path, source: Path) -> str:
     return ""
 
 
-def _read(file: Path, images: Path | None, split: str) -> tuple[list[LabelledImage], tuple[str, ...]]:
+def _read(file: Path, images: Path | None, split: str) -> tuple[list[LabelledImage], tuple[str, ...], tuple[str, ...]]:
+    """The images and classes of a file, and what to note of it."""
     content = read_annotations(file)
     categories = sorted(content["categories"], key=lambda category: category["id"])
     if any(not isinstance(category.get("name"), str) for category in categories):
@@ -110,7 +113,10 @@ def _read(file: Path, images: Path | None, split: str) -> tuple[list[LabelledIma
         index = ImageIndex(file.parent.parent)
     found = [_image(image, objects.get(image["id"], []), of_id, index, file, split) for image in content["images"]]
     refuse_fractions((box.box for image in found for box in image.objects), file)
-    return found, classes
+    if not any("neg_category_ids" in image for image in content["images"]):
+        return found, classes, ()
+    return found, classes, (f"{file.name} has LVIS' lists of verified classes, which are left out: scored by COCO's "
+                            "rules; DATASETS.TRAIN and DATASETS.TEST IMAGES_DIR:FILE.json keep LVIS'",)  # fmt: skip
 
 
 def _image(

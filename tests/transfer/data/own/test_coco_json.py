@@ -9,6 +9,7 @@ from PIL import Image
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.data.own.coco_json import coco_files, read_coco
+from tests.transfer import own_set
 
 OBJECT: dict[str, Any] = {"id": 4, "image_id": 9, "category_id": 7, "bbox": [1, 2, 5, 6.5]}
 
@@ -101,6 +102,19 @@ def test_names_of_files_and_folders_say_the_split(names, splits, left_out, tmp_p
     read = read_coco(tmp_path, images=tmp_path)
     assert {image.file.stem: image.split for image in read.images} == splits
     assert [note.partition(" of ")[0] for note in read.notes] == ["left out: 1 image"] * left_out
+
+
+def test_what_is_lost_of_lvis_form_is_noted(tmp_path: Path):
+    own_set.write_coco(own_set.make(3, 0), tmp_path)
+    (file, *_) = sorted(tmp_path.rglob("*.json"))
+    assert not [note for note in read_coco(tmp_path, None).notes if "LVIS" in note]
+    content = json.loads(file.read_text())
+    content["images"][0]["neg_category_ids"] = [1]
+    file.write_text(json.dumps(content))
+    (note,) = [note for note in read_coco(tmp_path, None).notes if "LVIS" in note]
+    assert note.startswith(
+        f"{file.name} has LVIS' lists of verified classes, which are left out: scored by COCO's rules"
+    )
 
 
 def test_files_that_are_no_split_must_be_named(tmp_path: Path):
