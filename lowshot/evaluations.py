@@ -191,15 +191,16 @@ def _linear(
     if node.CACHED and source is None:
         raise InputError("expected --weights CHECKPOINT under LINEAR.CACHED, found scratch: it has nothing to cache")
     data = images.labelled(node.WORKERS)
-    network, original, features = None, {}, None
+    frozen: tuple[StageFeatures, dict[str, Tensor], FeatureBatches] | None = None
     protocol = node.PRESET + ("/cached" if node.CACHED else "")
     for trial in _trials(
         cfg, "LINEAR", protocol, preset_batch=preset.batch_size, data=data, source=source, wanted=wanted
     ):
-        if network is None or features is None or source is None:  # from scratch every trial has a network of its own
+        if frozen is None or source is None:  # from scratch every trial has a network of its own
             network = _frozen(cfg, source, data, trial.setup.seed)
             original = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}
-            features = _linear_features(cfg, source, images, network, data)
+            frozen = network, original, _linear_features(cfg, source, images, network, data)
+        network, original, features = frozen
         found = evaluate_linear(features, preset, trial.setup)
         check_frozen(network.backbone, original)
         yield trial.scores({"top1": found.top1, "top5": found.top5}, found.hits, learning_rate=found.learning_rate)

@@ -80,14 +80,7 @@ def main(args: argparse.Namespace) -> None:
     for name in (name for name in NO_FILES if name in weights):
         if (left_out := len(suite.tasks) - sum(job.weights == name for job in jobs)) > 0:
             say(f"left out for {name}, because they need converted weights: {counted(left_out, 'task')}")
-    if (gpus := args.gpus) is None or (gpus and engine is None):
-        import torch
-
-        found_here = torch.cuda.device_count() if engine is None else engine.gpus()
-        if gpus is None:
-            gpus = found_here
-        elif gpus > found_here and not (args.dry_run or args.export):
-            raise InputError(f"expected --gpus of at most the {found_here} of this machine, found {gpus}; leave it out")
+    gpus = _gpus(args, engine)
     costs = expected(jobs, gpus, read_measured(args.measured) if args.measured else None)
     if args.dry_run:
         show_plan(jobs, costs, gpus, args.price)
@@ -222,6 +215,19 @@ def _from_root(path: str) -> Path:
     """The path as seen from where tasks run (`workplace`): relative inside, absolute outside."""
     whole, root = Path(os.path.abspath(path)), workplace()
     return whole.relative_to(root) if whole.is_relative_to(root) else whole
+
+
+def _gpus(args: argparse.Namespace, engine: Executor | None) -> int:
+    """--gpus, or those of the engine or this machine; InputError for more than it has where tasks are to run here."""
+    elsewhere = engine is not None or args.dry_run or args.export
+    if args.gpus is not None and (elsewhere or not args.gpus):
+        return int(args.gpus)
+    import torch
+
+    found = torch.cuda.device_count() if engine is None else engine.gpus()
+    if args.gpus is not None and args.gpus > found:
+        raise InputError(f"expected --gpus of at most the {found} of this machine, found {args.gpus}; leave it out")
+    return found if args.gpus is None else int(args.gpus)
 
 
 def _weights_from_root(name: str) -> str:

@@ -61,9 +61,9 @@ def _own_data(args: argparse.Namespace) -> list[str]:
     train = Path(args.train).expanduser().resolve()
     if args.val is not None and args.split is not None:
         raise InputError("expected --val or --split, found both; leave one out")
-    folders = {path.name.lower(): path.name for path in train.iterdir() if path.is_dir()} if train.is_dir() else {}
-    first = next((folders[name] for name in ("train", "training") if name in folders), "")
-    parts = [folders[name] for name in ("val", "valid", "validation", "test") if first and name in folders]
+    from momentum_transfer.images.class_folders import named_parts
+
+    first, parts = named_parts(train)
     if args.split is not None and parts:  # train and val would be the classes
         raise InputError(f"expected no --split with {train}, which has its own train/ and val/; leave it out")
     if args.val is None and args.split is None and not parts:

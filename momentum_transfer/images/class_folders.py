@@ -41,11 +41,18 @@ def is_class_folders(folder: Path) -> bool:
 
 def training_part(folder: Path) -> str:
     """DATA.SPLIT of what trains: train/ where val/ is beside it, train-*.tar, or "." for the folder itself."""
-    names = {path.name.lower(): path.name for path in _folders(folder)}
-    train = next((names[name] for name in _TRAIN if name in names), None)
-    if train is not None and names.keys() & set(_VAL):
+    train, tests = named_parts(folder)
+    if tests:
         return train
     return "train" if any(folder.glob("train-*.tar")) else "."
+
+
+def named_parts(folder: Path) -> tuple[str, list[str]]:
+    """Names of the folder that trains and of those that test, as they are spelt; "" and [] unless both are there."""
+    names = {path.name.lower(): path.name for path in _folders(folder)} if folder.is_dir() else {}
+    train = next((names[name] for name in _TRAIN if name in names), "")
+    tests = [names[name] for name in _VAL if name in names]
+    return (train, tests) if train and tests else ("", [])
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -74,10 +81,11 @@ def _only_classes(folder: Path) -> bool:
 
 
 def _own_split(folder: Path) -> tuple[Path, Path] | None:
-    names = {path.name.lower(): path for path in _folders(folder)}
-    train = next((names[name] for name in _TRAIN if name in names), None)
-    val = next((names[name] for name in _VAL if name in names), None)
-    return (train, val) if train and val and _only_classes(train) and _only_classes(val) else None
+    name, tests = named_parts(folder)
+    if not tests:
+        return None
+    train, val = folder / name, folder / tests[0]
+    return (train, val) if _only_classes(train) and _only_classes(val) else None
 
 
 def _read_class_folders(folder: Path) -> LabelledFiles:

@@ -197,14 +197,14 @@ class _Running:
     node: int | None = None
 
     def end(self) -> None:
+        code = None
         try:
             self.process.wait(timeout=120)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            self.outcome(-signal.SIGTERM)  # our kill says nothing of the task, which goes on next time
-            return
-        self.outcome()
+            code = -signal.SIGTERM  # our kill says nothing of the task, which goes on next time
+        self.outcome(code)
 
     def outcome(self, code: int | None = None) -> Outcome | None:
         """Note and log how it ended, by its exit code; None for a node's part, whose end is in the job's folder."""

@@ -21,7 +21,7 @@ from momentum_transfer.transfer.scores import coco, coco_files, lvis, voc
 from momentum_transfer.transfer.scores.coco_files import Detections, GroundTruth, load_detections, load_ground_truth
 from momentum_transfer.transfer.tasks.task import Evaluation, Task, check_count
 
-#: Training sets of up to so many images have their sizes checked before the training; test sets always.
+#: Image sizes of a training set are checked before the training if it has at most this many images.
 FEW_IMAGES = 5000
 
 
